@@ -98,8 +98,9 @@ void fkv_group_make_free(fkv_pager *pager, uint32_t group, uint64_t n) {
     }
 }
 
-/* Returns an upper bound on the number of pages that one step allocates. A row of n tokens allocates at most 1 + ceil((n - 1) /
- * page_tokens) <= n pages, including the copy of its last page, and one page of the state group. */
+/* Returns an upper bound on the number of pages that one step allocates. In the state group, a row allocates one page. In any
+ * other group, a row of n tokens allocates at most 1 + ceil((n - 1) / page_tokens) <= n pages, including a copy of the partially
+ * filled last page. */
 static uint64_t max_step_pages(const fkv_pager *pager, uint32_t group) {
     uint64_t n_tokens = pager->spec.max_step_tokens;
     if (pager->groups[group].is_state) return n_tokens < pager->n_seqs ? n_tokens : pager->n_seqs;

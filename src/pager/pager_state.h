@@ -29,7 +29,7 @@ typedef struct fkv_pool {
     uint32_t n_free;
     uint32_t *free;     /* [n_pages] stack of free pages */
     uint32_t *refs;     /* [n_pages] reference counts */
-    uint32_t *tails;    /* [n_pages] number of sequences that may still append to this page as their last page */
+    uint32_t *tails;    /* [n_pages] number of sequences whose last page is this page and that may still append to it */
     uint32_t *node;     /* [n_pages] prefix-tree node of the page, or FKV_NO_NODE */
     uint32_t *writers;  /* [n_pages] number of rows that append to the page; all 0 except during step_begin() */
     uint32_t *in_place; /* [n_pages] index of the row that may write to the page without a copy; valid only if writers > 0 */
@@ -75,8 +75,9 @@ typedef struct fkv_node {
     bool live;
 } fkv_node;
 
-/* Binary heap of nodes, with the smallest last_use on top. Among nodes of equal age, shallower nodes come first and sink pages
- * (depth < n_fixed) last. items[place[node]] == node; place[node] == FKV_NO_PLACE if the node is not in the heap. */
+/* Binary heap of nodes, with the smallest last_use on top. Among nodes with the same last_use, shallower nodes come first, and
+ * nodes of sink pages (depth < n_fixed) come last. items[place[node]] == node; place[node] == FKV_NO_PLACE if the node is not in
+ * the heap. */
 typedef struct fkv_node_heap {
     uint32_t n;
     uint32_t n_fixed;
@@ -102,9 +103,10 @@ typedef struct fkv_tree {
     uint32_t *buckets;                    /* [n_buckets] first node of each chain */
     fkv_node_heap leaves;                 /* idle nodes without children, which can be evicted */
     fkv_node_heap cached[FKV_MAX_GROUPS]; /* for each window group, the nodes whose page in that group is referenced only by the
-                                             tree. States are pushed when the last sequence releases them, so they are ordered by
-                                             the time of their last use */
-    fkv_node_heap sinks; /* like `cached`, for the sink pages of the group with spare pages; `cached` has only its other pages */
+                                             tree. A state is pushed when the last sequence that uses it releases it, so states
+                                             are ordered by last use */
+    fkv_node_heap
+        sinks; /* like `cached`, but for the sink pages of the group with spare pages, which `cached` does not include */
 } fkv_tree;
 
 /* State of a slot. The handle of a sequence is generation << 16 | slot. Generations are unique within the process, so handles of

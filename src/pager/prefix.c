@@ -1,12 +1,12 @@
 /* Inserts pages of a sequence into the prefix tree, and clears the tree. Insertion follows these rules:
  *
  * - Existing nodes are kept: if a node with the same tokens exists, the sequence and the node each keep their own page.
- * - A page is in the tree at most once. An insertion of the same page with different tokens is rejected, because a page is
- * computed from only one token sequence.
+ * - A page is in the tree at most once. Inserting it again with different tokens is an error, because a page is computed from
+ * only one token sequence.
  * - The pool invariant takes precedence: an insertion ends early, without an error, if it would pin cached pages that are
  * promised to other sequences.
- * - In a window group, only pages that the sequence still holds are inserted. A prefix can therefore be shared up to the end of
- * a page if it was inserted soon after this page was filled.
+ * - In a window group, only pages that the sequence still holds are inserted. A prefix can therefore be shared up to the end of a
+ * page only if it was inserted while the sequence held all pages that a query after this page attends to.
  */
 #include "page_table.h"
 #include "pager_state.h"

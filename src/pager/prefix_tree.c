@@ -130,7 +130,7 @@ fkv_match fkv_tree_match(const fkv_pager *pager, uint64_t tenant, const uint32_t
     return best;
 }
 
-/* Returns the heap for cached pages of a window group that contains the node while only the tree references its page. */
+/* Returns the heap that contains the node while only the tree references the node's page in the given window group. */
 static fkv_node_heap *page_heap(fkv_pager *pager, uint32_t node, uint32_t group) {
     const fkv_group *g = &pager->groups[group];
     const bool is_sink = g->n_spare > 0 && pager->tree.nodes[node].depth < g->n_fixed;
@@ -279,8 +279,9 @@ void fkv_tree_evict_oldest(fkv_pager *pager) {
     fkv_tree_remove_leaf(pager, pager->tree.leaves.items[0]);
 }
 
-/* Returns the number of pages between a node's state and the nearest state before it, or the start of the sequence. If the node's
- * state is evicted, a prompt that could have used it must recompute this number of pages. */
+/* Returns the distance, in pages, from a node's state back to the nearest earlier state on its path, or to the start of the
+ * sequence if there is none. If the node's state is evicted, a prompt that could have used it must recompute this number of
+ * pages. */
 static uint64_t state_gap(const fkv_tree *tree, uint32_t node, uint32_t group) {
     uint64_t n = 1;
     for (uint32_t above = tree->nodes[node].parent; above != FKV_NO_NODE; above = tree->nodes[above].parent, n++)
@@ -317,8 +318,8 @@ static uint32_t least_useful_state(const fkv_tree *tree, uint32_t group) {
     return worst;
 }
 
-/* Returns whether a prefix that ends at a snapshot needs the node's page of `group`, a group with spare pages: whether the node
- * or one of its descendants in the same span has a state, and the span continues after it. */
+/* Returns whether a prefix that ends at a snapshot needs the node's page of `group`, which must be a group with spare pages. This
+ * is true if the node or one of its descendants in the same span has a snapshot that is not at the end of the span. */
 static bool snapshot_needs(const fkv_pager *pager, uint32_t node, uint32_t group) {
     const fkv_node *nodes = pager->tree.nodes;
     const fkv_pool *states = &pager->groups[pager->state].pool;

@@ -4,7 +4,7 @@
 
 #include "pager_state.h"
 
-/* Longest prefix of a prompt that a sequence can share: its nodes are in the tree, and they have all pages that each group needs.
+/* Longest prefix of a prompt that a sequence can share. All its nodes are in the tree and have the pages that each group needs.
  */
 typedef struct fkv_match {
     uint32_t node; /* deepest node, or FKV_NO_NODE if n_pages is 0 */
@@ -52,9 +52,10 @@ uint32_t fkv_tree_cached_pages(const fkv_pager *pager, uint32_t group);
 const fkv_node_heap *fkv_tree_strip_heap(const fkv_pager *pager, uint32_t group);
 
 /* Evicts one cached page of a window group, which must have at least one: the oldest page, or in the state group the least useful
- * state. In a group with spare pages, sink pages and other pages are evicted separately, so that other pages never occupy more
- * than half of the cached pages. Without its sink page, no part of a prefix can be shared; without other pages, a prefix is
- * shared up to the preceding span. If there is a state group, pages that no snapshot needs are evicted first. */
+ * state. In a group with spare pages, sink pages and all other pages are separate sets. The page is evicted from the larger set,
+ * or from the set of other pages if both sets have the same size. Without its sink page, no part of a prefix can be shared. If
+ * another page is missing, the prefix can still be shared up to the preceding span. If there is a state group, pages that no
+ * snapshot needs are evicted first. */
 void fkv_tree_strip_page(fkv_pager *pager, uint32_t group);
 
 /* Removes a node whose page is in use but whose descendants are all idle. First evicts idle leaves of the tree in LRU order until

@@ -204,8 +204,8 @@ fkv_status fkv_pager_open(fkv_pager *pager, const fkv_seq_config *config, fkv_se
     return FKV_OK;
 }
 
-/* Returns the amount by which a fork increases copies(page), as defined in pager.h, where page is the partially filled last page
- * of the sequence. */
+/* Returns the amount by which a fork increases copies(page), as defined in pager.h, for the partially filled last page of the
+ * sequence. */
 static uint32_t fork_copies(const fkv_pager *pager, uint32_t slot, uint32_t max_tokens) {
     const fkv_sequence *s = &pager->sequences[slot];
     if (pager->full == FKV_NO_GROUP || s->len % pager->spec.page_tokens == 0) return 0;
@@ -276,8 +276,8 @@ static void unrelease_pages(fkv_pager *pager, uint32_t group, uint32_t slot, uin
         fkv_tree_page_change(pager, group, *fkv_table_entry(g, slot, i), 1, fkv_is_tail(pager, g, s, i) ? 1 : 0);
 }
 
-/* Returns whether evicting the page from the tree saves a copy. This is true if the tree is the only owner besides sequences that
- * may write to the page, and if no descendant of the page's node is busy. */
+/* Returns whether evicting the page from the tree saves a copy. This is true if every other reference to the page belongs to a
+ * sequence that may write to it, and if no descendant of the page's node is busy. */
 static bool eviction_saves_copy(const fkv_pager *pager, uint32_t page) {
     const fkv_pool *pool = &pager->groups[pager->full].pool;
     uint32_t node = pool->node[page];
@@ -296,8 +296,8 @@ static bool full_group_fits(fkv_pager *pager, uint32_t page) {
     return true;
 }
 
-/* Truncates a sequence in the full group. Fails if other sequences still use the released pages and the pool has too few pages to
- * promise a new page for each of them. */
+/* Truncates a sequence in the full group. Each released page must be promised to the sequence again. Fails if released pages are
+ * still in use elsewhere and the pool therefore has too few pages for these promises. */
 static fkv_status truncate_full_group(fkv_pager *pager, uint32_t slot, uint32_t n_tokens) {
     fkv_group *g = &pager->groups[pager->full];
     uint32_t page_tokens = pager->spec.page_tokens;

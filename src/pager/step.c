@@ -65,8 +65,8 @@ static uint32_t *tail_entry(const fkv_pager *pager, uint32_t group, const fkv_st
 }
 
 /* Counts the rows that append to each page. If all references to a page belong to rows that append to it, the row of the longest
- * sequence may write in place. The other rows write to copies. They never read the slots that the row of the longest sequence
- * writes, even if the step is aborted. */
+ * sequence may write in place. The other rows write to copies. Their sequences are not longer, so they never read the slots that
+ * are written in place, even if the step is aborted. */
 static void count_writers(fkv_pager *pager, uint32_t group) {
     const fkv_pool *pool = &pager->groups[group].pool;
     const fkv_step_row *rows = pager->step.rows;

@@ -1,9 +1,13 @@
 /* Reading page files: validation, loading into pages, and the public functions that need no cache.
  *
- * A file is checked in the following order, so that each check can rely on the previous ones. The status in parentheses is
- * returned if the check fails: regular file and magic (FKV_FILE_FORMAT); version (FKV_FILE_VERSION); sizes and offsets against
- * the file's length, digest, fields of header and layers, padding (FKV_FILE_DAMAGED); identity (FKV_FILE_FOREIGN); index and
- * CRC32C of every page (FKV_FILE_DAMAGED).
+ * A file is checked in the following order, so that each check can rely on the previous ones. If a check fails, the status in
+ * parentheses is returned.
+ *   1. The file is a regular file with the magic of a page file (FKV_FILE_FORMAT).
+ *   2. The version is supported (FKV_FILE_VERSION).
+ *   3. Sizes and offsets match the length of the file; digest, header fields, layer fields and padding are valid
+ *      (FKV_FILE_DAMAGED).
+ *   4. The identity matches the cache (FKV_FILE_FOREIGN).
+ *   5. The index and the CRC32C of every page are correct (FKV_FILE_DAMAGED).
  *
  * All data is read into one fixed-size buffer: layers | part of the index | chunk of the file.
  */

@@ -4,9 +4,9 @@
  * digest covers the header, layers, tokens and index, in file order. An index entry is final once its page is written. Therefore
  * one pass over the pages suffices, and only one batch of index entries is kept in memory.
  *
- * Only the process that holds the lock on the part file may truncate, rename or unlink it. A killed save leaves an unlocked part
- * file, which the next save to the same name reuses. Names that end in ".part" are rejected, so a finished file is never mistaken
- * for a part file.
+ * Only the process that holds the lock on the part file may truncate, rename or unlink it. If the process is killed during a
+ * save, an unlocked part file remains, which the next save to the same name reuses. Names that end in ".part" are rejected, so a
+ * finished file is never mistaken for a part file.
  *
  * Only regular files are replaced. rename() cannot enforce this rule, so the type of the destination is checked before the part
  * file is created and again just before the rename. Someone who can change the folder between the last check and the rename could
@@ -37,7 +37,7 @@ typedef struct part_file {
     char part_name[NAME_BYTES];
     int folder;
     int fd;
-    bool published; /* true after the part file has been renamed to its final name and must no longer be removed */
+    bool published; /* true once the part file has its final name, so that it must not be removed */
 } part_file;
 
 typedef struct page_writer {

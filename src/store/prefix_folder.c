@@ -40,7 +40,8 @@ enum {
     NAME_BYTES = KEY_DIGITS + 8
 };
 
-static const uint64_t MAX_FOLDER_BYTES = UINT64_C(1) << 41; /* MAX_FOLDER_BYTES * MAX_ENTRIES must fit in 64 bits */
+static const uint64_t MAX_FOLDER_BYTES =
+    UINT64_C(1) << 41; /* maximum of max_bytes; the sizes of MAX_ENTRIES files of this size add up to less than 2^64 */
 static const char PAGE_SUFFIX[] = ".page";
 static const char PART_SUFFIX[] = ".part";
 

@@ -1,7 +1,7 @@
 /* A prefix store that combines two stores: a near one, for example a folder on this machine, and a far one, which several
- * machines share. Pages are looked up and read in the near store first. If only one store has a page, the other store needs it: a
- * page that was read from the far store is written to the near one after the request, and a page that the far store has lost is
- * written to it again.
+ * machines share. Pages are looked up and read in the near store first. A page that only one of the stores has is written to the
+ * other one at the next opportunity. For example, a page that was read from the far store is then written to the near store, and
+ * a page that the far store has lost is written to it again.
  *
  * The pair has no state except the two stores, whose functions it calls directly. All invariants are those of the stores.
  */
@@ -62,7 +62,7 @@ typedef struct far_pages {
     const store_pair *pair;
     const fkv_page_reads *reads;
     fkv_page_read *first; /* NULL after next_far() has returned it */
-    fkv_page_read *held;  /* page of the near store at which the sequence ended, or NULL */
+    fkv_page_read *held;  /* page after the end of the run, which the near store has; NULL if the run has not ended */
 } far_pages;
 
 static fkv_page_read *next_far(void *user) {
@@ -98,7 +98,7 @@ static void pair_read_pages(void *self, const fkv_page_reads *reads) {
     }
 }
 
-/* Succeeds if one of the stores has the page afterwards. */
+/* Succeeds if at least one of the stores has the page after the call. */
 static fkv_status pair_write(void *self, const fkv_page_key *key, const uint8_t *packed, uint64_t n_bytes) {
     const store_pair *p = self;
     fkv_status near = FKV_OK;
@@ -116,7 +116,7 @@ static void pair_remove(void *self, const fkv_page_key *key) {
 
 /* ---- open and close ---- */
 
-/* The sizes are those of the near store, because the far store may hold the same pages. */
+/* Reports the sizes of the near store only, because the far store may hold the same pages. */
 static void pair_stats(void *self, fkv_prefix_store_stats *stats) {
     const store_pair *p = self;
     fkv_prefix_store_stats far = {0};

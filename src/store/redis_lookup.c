@@ -5,7 +5,7 @@
 
 #include <stdio.h>
 
-static const double PENDING_SHARE = 0.2; /* fraction of the timeout for which an unanswered query counts as pending */
+static const double PENDING_SHARE = 0.2; /* an unanswered query counts as pending for this fraction of the timeout */
 static const double FOUND_S = 10.0;      /* time, in seconds, for which a cached "page exists" result is trusted */
 static const double MISSING_S = 2.0;
 static const double MAX_PROBE_S = 8.0;
@@ -92,7 +92,7 @@ bool fkv_redis_pending(void *self, const fkv_page_key *key) {
     return pending;
 }
 
-/* While a server is down, a page that is written to it would be dropped. */
+/* Returns true if the page is not known to exist and its server is up. While a server is down, writes to it are dropped. */
 bool fkv_redis_wants(void *self, const fkv_page_key *key) {
     fkv_redis_store *s = self;
     (void)pthread_mutex_lock(&s->lock);

@@ -9,8 +9,8 @@ static void count_refused(fkv_redis_store *s) {
     (void)pthread_mutex_unlock(&s->lock);
 }
 
-/* Receives the n_value bytes of a value. Decrypts each part while it is in the processor's cache and the server sends the next
- * one. All parts but the last one are whole cipher blocks. */
+/* Receives the n_value bytes of a value. Decrypts each part as soon as it arrives, while it is still in the processor's cache and
+ * the server sends the next one. The cipher receives whole blocks, except at the end of the value. */
 static fkv_status receive_page(fkv_redis_store *s, fkv_redis_server *server, const char *name, uint64_t n_value, uint8_t *packed,
                                uint64_t capacity, uint64_t *n_bytes) {
     fkv_resp *c = &server->reader;
@@ -57,15 +57,15 @@ static fkv_status receive_page(fkv_redis_store *s, fkv_redis_server *server, con
 typedef struct page_request {
     fkv_page_read *page;
     fkv_redis_server *server;
-    uint64_t serial; /* connection on which the command was sent (reader_serial) */
-    int n_command;   /* 0 if no command is to be sent */
+    uint64_t serial; /* value of reader_serial when the command was sent, which identifies the connection */
+    int n_command;   /* length of `command`; 0 if there is no command to send */
     bool sent;
     char name[FKV_REDIS_NAME_BYTES + 1];
     char command[160]; /* GET command */
 } page_request;
 
-/* Makes the read connection of a server ready for a command. Replies that nobody waits for are discarded with their connection.
- */
+/* Ensures that the read connection of a server is ready for a command. Replaces a connection that holds unread data of an
+ * abandoned reply. */
 static bool connect_reader(fkv_redis_store *s, fkv_redis_server *server) {
     fkv_resp *c = &server->reader;
     if (c->fd >= 0 && server->n_in_flight > 0) return true;
@@ -125,7 +125,7 @@ static fkv_status receive_request(fkv_redis_store *s, const page_request *r) {
     return fkv_fail(FKV_GONE, "the page is not in the prefix store");
 }
 
-/* Returns the maximum number of pages in flight, assuming that they are as large as the last one. */
+/* Returns the maximum number of pages in flight, assuming that all pages are as large as the last one received. */
 static uint32_t most_in_flight(const fkv_redis_store *s) {
     if (s->value_bytes == 0) return FKV_REDIS_READ_AHEAD;
     const uint64_t n = (uint64_t)s->n_servers * FKV_REDIS_READ_AHEAD_BYTES / s->value_bytes;
@@ -139,7 +139,8 @@ void fkv_redis_read_pages(void *self, const fkv_page_reads *reads) {
     uint32_t n = 0;
     (void)pthread_mutex_lock(&s->read_lock);
     for (;;) {
-        /* Small pages are requested after several of them have arrived, because this costs fewer system calls. */
+        /* After the first batch, new pages are requested only when a quarter of the maximum number in flight has arrived, so that
+         * one system call sends several commands. */
         const uint32_t most = most_in_flight(s);
         uint32_t n_new = 0;
         page_request *new_requests[FKV_REDIS_READ_AHEAD];
@@ -163,7 +164,7 @@ void fkv_redis_read_pages(void *self, const fkv_page_reads *reads) {
     (void)pthread_mutex_unlock(&s->read_lock);
 }
 
-/* A sequence of one page. */
+/* Implements fkv_page_reads.next() for a single page: returns the page once, then NULL. */
 static fkv_page_read *next_of_one(void *user) {
     fkv_page_read **next = user;
     fkv_page_read *page = *next;

@@ -8,7 +8,7 @@ enum { MIN_SAMPLE_BYTES = 64 * 1024 };      /* transfers of fewer bytes do not a
 static const double RATE_STEP = 0.2;        /* weight of the newest measurement in the moving average of the transfer rate */
 static const double MIN_SAMPLE_S = 1e-3;    /* transfers that take fewer seconds do not affect the measured rate */
 static const double MIN_RATE = 1e6;         /* lower limit of the assumed transfer rate, in bytes per second */
-static const double REFUSED_PROBE_S = 30.0; /* time between probes of a server that rejects the login or a command */
+static const double REFUSED_PROBE_S = 30.0; /* time, in seconds, between probes of a server that rejects the login or a command */
 
 /* ---- keys ---- */
 
@@ -73,8 +73,8 @@ bool fkv_redis_is_usable(fkv_redis_store *s, const fkv_redis_server *server) {
     return usable;
 }
 
-/* Stops using a server until a probe succeeds. The first probe is sent after probe_s seconds. If probe_s is 0, the delay is
- * chosen by the store and grows during an outage. Only the first failure of an outage is logged, with its reason. */
+/* Stops using a server until a probe succeeds. probe_s: time until the first probe, in seconds, or 0 to use the server's current
+ * delay, which grows during an outage. Only the first failure of an outage is logged, with its reason. */
 static void stop_using(fkv_redis_store *s, fkv_redis_server *server, double probe_s, const char *reason) {
     bool is_new = false;
     (void)pthread_mutex_lock(&s->lock);

@@ -6,16 +6,17 @@
  * servers share. Read access to a Redis server reveals neither prompts nor tenants. Write access without the secret does not
  * suffice to forge a page.
  *
- * Files: prefix_redis.c opens and closes the store, redis_servers.c has the servers with their connections and failures,
- * redis_lookup.c the existence queries and the background thread, redis_read.c and redis_write.c the transfers of pages.
+ * Files: prefix_redis.c opens and closes the store. redis_servers.c manages servers, connections and failures. redis_lookup.c
+ * implements the existence queries and the background thread. redis_read.c and redis_write.c transfer pages.
  *
  * Threads: contains(), pending(), expect() and touch() only use tables in memory. A background thread asks the servers which
  * pages exist, refreshes expiry times and probes servers that have failed. read() and write() use the network on the threads of
  * their callers, with deadlines.
  *
- * Reads: GET commands for up to FKV_REDIS_READ_AHEAD pages are in flight, so a prefix costs about one round trip. Fewer large
- * pages are in flight, because Redis copies each value to an output buffer when it receives the command, and its rate falls if
- * the output buffers exceed the processor's cache. Replies are read in the order of the commands, into the buffers of the caller.
+ * Reads: GET commands for up to FKV_REDIS_READ_AHEAD pages are in flight, so a prefix costs about one round trip. If pages are
+ * large, fewer of them are in flight. Redis copies each value to an output buffer when it receives the command, and its
+ * throughput drops if the output buffers exceed the processor's cache. Replies are read in the order of the commands, into the
+ * buffers of the caller.
  *
  * Failures: after a failure, a server is not used until a probe of the background thread succeeds. Meanwhile its pages count as
  * missing, and writes to it are dropped. An outage lasts until a page has been read or written. During an outage, failures are
@@ -48,13 +49,14 @@ enum {
     FKV_REDIS_OVERHEAD = FKV_REDIS_HEADER_BYTES + FKV_CIPHER_TAG_BYTES,
     FKV_REDIS_VERSION = 1,
     FKV_REDIS_LOGIN_BYTES = 512,
-    FKV_REDIS_READ_AHEAD = 16,            /* maximum number of pages that are requested before the first of them has arrived */
-    FKV_REDIS_READ_AHEAD_BYTES = 12 << 20 /* maximum size of the pages in flight per server if there are more than two */
+    FKV_REDIS_READ_AHEAD = 16, /* maximum number of pages that are requested before the first of them has arrived */
+    FKV_REDIS_READ_AHEAD_BYTES =
+        12 << 20 /* maximum total size of the pages in flight, per server; two pages are always allowed */
 };
 
 static const uint8_t FKV_REDIS_MAGIC[4] = {'F', 'K', 'V', 'R'}; /* first bytes of a value */
 
-#define FKV_REDIS_PROBE_S 0.5     /* time, in seconds, between the first failure of an outage and the first probe */
+#define FKV_REDIS_PROBE_S 0.5     /* initial value of fkv_redis_server.probe_s, in seconds */
 #define FKV_REDIS_FIRST_RATE 20e6 /* assumed transfer rate, in bytes per second, before the first measurement */
 
 typedef enum fkv_redis_answer_state {
@@ -90,7 +92,7 @@ typedef struct fkv_redis_server {
     bool is_down;
     double probe_at;
     double probe_s;    /* number of seconds to wait after the next failure before the server is probed */
-    double full_until; /* time before which no pages are written to the server */
+    double full_until; /* no pages are written to the server before this time */
     bool full_is_logged;
     bool outage_is_logged; /* true if a failure has been logged and no page has been read or written since then */
     double rate;           /* measured transfer rate, in bytes per second */
@@ -116,7 +118,7 @@ typedef struct fkv_redis_store {
     pthread_mutex_t write_lock; /* held while a page is written; protects the servers' write connections, `cipher` and `chunk` */
     fkv_cipher cipher;
 
-    pthread_mutex_t lock; /* protects the following fields; never held during I/O */
+    pthread_mutex_t lock; /* protects the fields up to n_refused, `tasks` and `answers`; never held during I/O */
     pthread_cond_t changed;
     bool closing;
     uint32_t n_tasks;

@@ -119,7 +119,7 @@ static bool connect_to(fkv_resp *c, const struct sockaddr_storage *address, sock
     return true;
 }
 
-/* Waits until a TLS operation with a negative result can be repeated. */
+/* Waits until a TLS operation that returned the negative value `result` can be repeated. */
 static bool wait_tls(fkv_resp *c, int64_t result, double deadline) {
     if (result == FKV_TLS_WANTS_READ) return wait_ready(c, POLLIN, deadline);
     if (result == FKV_TLS_WANTS_WRITE) return wait_ready(c, POLLOUT, deadline);
@@ -235,8 +235,8 @@ bool fkv_resp_receive(fkv_resp *c, fkv_resp_reply *reply, double deadline) {
     return true;
 }
 
-/* The buffer `in` takes the bytes after the part, so that the end of one value and the first line of the next reply are
- * received by the same system call. */
+/* Bytes that follow the requested part are received into the buffer `in`, so that a single system call can receive the end of one
+ * value and the first line of the next reply. */
 size_t fkv_resp_receive_part(fkv_resp *c, void *bytes, size_t n, double deadline) {
     const size_t there = c->n - c->at < n ? c->n - c->at : n;
     memcpy(bytes, c->in + c->at, there);

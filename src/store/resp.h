@@ -1,8 +1,8 @@
 /* A client connection to a Redis or Valkey server (RESP2), over TCP, optionally with TLS, or a Unix socket.
  *
- * Every call has a deadline, measured on the clock of fkv_seconds_now(), for the whole call rather than for each system call.
- * After a failure the connection is closed, because a late reply must not be mistaken for the reply to the next command. Values
- * are sent from and received into the caller's memory. A connection allocates no memory and must be used by one thread at a time.
+ * Every call has a deadline on the clock of fkv_seconds_now(). It applies to the whole call, not to each system call. After a
+ * failure the connection is closed, because a late reply must not be mistaken for the reply to the next command. Values are sent
+ * from and received into the caller's memory. A connection allocates no memory and must be used by one thread at a time.
  */
 #ifndef FKV_RESP_H
 #define FKV_RESP_H
@@ -67,7 +67,7 @@ fkv_status fkv_resp_resolve(const char *text, fkv_resp_address *address);
 bool fkv_resp_is_idle(const fkv_resp *c);
 
 /* Connects to the first address that accepts the connection. Returns false on failure. On entry, *c must be a closed connection,
- * or zeroed except for fd = -1 and tls. The handshake of TLS is part of connecting. */
+ * or zeroed except for fd = -1 and tls. Also performs the TLS handshake if tls is not NULL. */
 bool fkv_resp_connect(fkv_resp *c, const fkv_resp_address *address, double deadline);
 void fkv_resp_close(fkv_resp *c);
 

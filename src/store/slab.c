@@ -66,7 +66,7 @@ void fkv_slab_blank(const fkv_slab *slab, uint32_t layer, uint8_t *chunk, uint64
     const uint64_t last_head = (from + bytes - 1) / l->block_bytes;
     for (uint64_t head = from / l->block_bytes; head <= last_head; head++) {
         const uint64_t block = head * l->block_bytes;
-        uint64_t end = block + l->block_bytes; /* end of the current part or the padding that follows it; the loop runs from the
+        uint64_t end = block + l->block_bytes; /* end of the current part, including the padding after it; the loop runs from the
                                                   last part to the first */
         for (int p = FKV_SLAB_PARTS - 1; p >= 0; p--) {
             const fkv_slab_part *part = &l->parts[p];

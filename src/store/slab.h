@@ -1,5 +1,4 @@
-/* Memory layout of the slab that holds all pages. This module performs only integer arithmetic and does not depend on tokens or
- * codecs.
+/* Memory layout of the slab that holds all pages. This module computes addresses and copies bytes. It does not depend on codecs.
  *
  *   address(layer, page, head) = base + layer.offset + (page * layer.n_heads + head) * layer.block_bytes
  *

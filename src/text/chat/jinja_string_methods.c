@@ -229,7 +229,7 @@ static jinja_value method_endswith(jinja_context *c, jinja_string s, const jinja
     return test_affix(c, s, args, false);
 }
 
-/* Returns the position of a substring, or -1 if it does not occur. If `must` is set, fails if the substring does not occur. */
+/* Returns the position of a substring. If the substring does not occur, returns -1 or, if `must` is true, records a failure. */
 static jinja_value find_substring(jinja_context *c, jinja_string s, const jinja_arguments *args, bool last, bool must) {
     jinja_string what;
     jinja_string part;

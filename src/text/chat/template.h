@@ -27,7 +27,7 @@ typedef struct fkv_template_input {
     const json_t *variables; /* JSON object: messages, tools, add_generation_prompt, enable_thinking, ... */
     const fkv_template_word *words;
     size_t n_words;
-    uint64_t max_work;  /* work limit, in units of about 1 ns; 0 selects the default, about 1 s or more for large input */
+    uint64_t max_work;  /* work limit, in units of about 1 ns; 0 selects the default: about 1 s, or more if the input is large */
     const int64_t *now; /* local time in seconds since 1970, for templates that write a date; if NULL, such templates fail */
 } fkv_template_input;
 

@@ -164,7 +164,7 @@ static size_t bytes_before_stop(fkv_reply *r) {
     return 0;
 }
 
-/* Parses the reply except for its longest suffix that may become a stop string, which is held back. */
+/* Parses the reply up to the first stop string. Holds back the longest suffix that may become a stop string. */
 static void feed_until_stop(fkv_reply *r, const char *bytes, size_t n) {
     for (size_t i = 0; i < n && !r->stopped; i++) {
         r->stop_hold[r->n_stop_hold++] = bytes[i];

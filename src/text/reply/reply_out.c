@@ -204,7 +204,7 @@ void reply_args(fkv_reply *r, char c) {
     r->has_args = true;
     if (r->phase == CALL_NAMED)
         reply_put(r, FKV_REPLY_ARGUMENTS, c);
-    else if (r->n_args < REPLY_HELD) /* `raw` has the same capacity as `args` and overflows first */
+    else if (r->n_args < REPLY_HELD) /* always true, because `raw` has the same capacity and overflows first */
         r->args[r->n_args++] = c;
 }
 

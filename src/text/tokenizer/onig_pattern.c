@@ -1,9 +1,9 @@
 /* See onig_pattern.h.
  *
- * \s and \w are replaced with explicit character classes, because their meaning differs: for example, \s includes U+180E in PCRE2
- * but not in Oniguruma. ^ and $ match at line boundaries, which requires PCRE2_MULTILINE. Nested classes, class intersections and
- * POSIX class names are rejected. A '+' after {n,m} is rejected as well, because it means repetition in Oniguruma but makes the
- * quantifier possessive in PCRE2.
+ * \s and \w are replaced with explicit character classes, because they differ between the two libraries. For example, \s includes
+ * U+180E in PCRE2 but not in Oniguruma. ^ and $ match at line boundaries, which requires PCRE2_MULTILINE. Nested classes, class
+ * intersections and POSIX class names are rejected. A '+' after {n,m} is rejected as well, because it means repetition in
+ * Oniguruma but makes the quantifier possessive in PCRE2.
  */
 #include "onig_pattern.h"
 

@@ -7,9 +7,9 @@
 
 enum { FKV_MAX_PATTERN_BYTES = 1 << 14 };
 
-/* Writes a pattern that matches the same text when compiled with PCRE2_UTF, PCRE2_UCP and PCRE2_MULTILINE. out: [capacity],
- * 0-terminated. Returns FKV_UNSUPPORTED if PCRE2 would interpret the syntax differently or if the pattern is too long; the
- * message states the reason. */
+/* Translates a pattern. The result must be compiled with PCRE2_UTF, PCRE2_UCP and PCRE2_MULTILINE and then matches the same
+ * strings as the original pattern in Oniguruma. out: [capacity], 0-terminated. Returns FKV_UNSUPPORTED if PCRE2 would interpret
+ * the syntax differently or if the pattern is too long; the message states the reason. */
 fkv_status fkv_onig_pattern(fkv_bytes pattern, char *out, size_t capacity);
 
 #endif

@@ -5,7 +5,7 @@
 #define ENDINGS "'s|'t|'re|'ve|'m|'ll|'d"
 #define SPACES "\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
 #define MODERN(digits) "(?i:" ENDINGS ")|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|" digits "| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|" SPACES
-/* Patterns for words in which lowercase letters follow uppercase letters. */
+/* Patterns that match a word of uppercase letters followed by lowercase letters; either part may be missing. */
 #define UPPER "[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]"
 #define LOWER "[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]"
 #define CASED(upper, lower, ending, digits, behind)                                                                              \

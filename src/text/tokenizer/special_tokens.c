@@ -246,7 +246,7 @@ fkv_status fkv_special_scan_next(fkv_special_scan *scan, fkv_special_hit *hit) {
         FKV_TRY(token_at(scan, at, &other));
         if (at + nodes[other].n_bytes > end) end = at + nodes[other].n_bytes;
     }
-    if (end == start + nodes[node].n_bytes) { /* all overlapping tokens are within this token, so this token is the longest */
+    if (end == start + nodes[node].n_bytes) { /* no overlapping token ends after this token, or the leftmost token is preferred */
         hit_put(scan, start, node, hit);
         return FKV_OK;
     }

@@ -18,7 +18,7 @@ typedef fkv_status (*fkv_piece_fn)(void *context, const char *text, size_t n_byt
 
 typedef struct fkv_text_run {
     const fkv_text_plan *plan;
-    fkv_piece_fn put;        /* callback that receives the pieces produced by all steps */
+    fkv_piece_fn put;        /* callback that receives the pieces that the last step produces */
     fkv_piece_fn normalized; /* optional callback that receives the normalized text; it must call fkv_text_run_rest() to run the
                                 remaining steps */
     void *context;

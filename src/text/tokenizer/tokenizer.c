@@ -200,7 +200,7 @@ static size_t write_token_text(const fkv_tokenizer *tokenizer, uint32_t token, c
 static fkv_status texts_open(fkv_tokenizer *tokenizer) {
     uint64_t n_bytes = 0;
     for (uint32_t i = 0; i < tokenizer->n_tokens; i++) n_bytes += tokenizer->source->tokens[i].size + 1;
-    FKV_ASSERT(n_bytes <= UINT32_MAX); /* true, because the map limits the length of a token */
+    FKV_ASSERT(n_bytes <= UINT32_MAX); /* always true, because the map limits the length of a token */
     tokenizer->texts = malloc((size_t)n_bytes + 1);
     tokenizer->text_at = malloc((tokenizer->n_tokens + (size_t)1) * sizeof *tokenizer->text_at);
     FKV_REQUIRE(tokenizer->texts != NULL && tokenizer->text_at != NULL, FKV_NO_MEMORY,

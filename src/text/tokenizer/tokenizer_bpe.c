@@ -22,7 +22,8 @@ struct fkv_bpe {
     byte_table table;
     bool drops_bytes;             /* true if bytes without a token are removed before merging, as tokenizer.json requires */
     uint32_t byte_symbol[256];    /* initial symbol of each byte */
-    uint32_t byte_tokens[256][2]; /* tokens that encode a byte whose own symbol is not a token; unused entries are FKV_NO_TOKEN */
+    uint32_t byte_tokens[256][2]; /* tokens of the UTF-8 bytes of each byte's printable character, for bytes without a token;
+                                     unused entries are FKV_NO_TOKEN */
 };
 
 /* ---- byte-to-unicode table ------------------------------------------------------------------------------------- */
@@ -76,7 +77,7 @@ static fkv_status symbol_id(fkv_tokenizer *tokenizer, fkv_bytes string, uint32_t
 }
 
 /* Sets the initial symbols of all bytes. As in llama.cpp, a byte without a token is encoded as the UTF-8 bytes of its printable
- * character, with one token for each. */
+ * character, with one token for each of these bytes. */
 static fkv_status byte_symbols_open(fkv_tokenizer *tokenizer, uint32_t *n_symbols) {
     fkv_bpe *bpe = tokenizer->bpe;
     for (int byte = 0; byte < 256; byte++) {

@@ -3,9 +3,10 @@
  * tokenizer.json describes the same vocabularies as BPE over characters. The only difference is the order of merges, which
  * follows the merge list instead of the scores.
  *
- * The text is split between two characters that are not adjacent in any token. No merge can cross such a boundary, so tokenizing
- * the parts gives the same result as tokenizing the whole text, with less memory. A bit set, similar to a Bloom filter, contains
- * the pairs of characters that are adjacent in some token. A false positive in this set only prevents a possible split.
+ * The text is split at every pair of characters that are not adjacent in any token. No merge can cross such a boundary, so
+ * tokenizing the parts gives the same result as tokenizing the whole text, with less memory. A bit set, similar to a Bloom
+ * filter, contains the pairs of characters that are adjacent in some token. A false positive in this set only prevents a possible
+ * split.
  */
 #include "tokenizer_parts.h"
 
@@ -17,7 +18,7 @@ enum { MIN_NEIGHBOUR_BITS = 1 << 12, MAX_NEIGHBOUR_BITS = 1 << 22 };
 struct fkv_spm {
     uint32_t byte_token[256];  /* token of each byte; FKV_NO_TOKEN if there is none */
     uint64_t *neighbours;      /* [n_neighbour_bits / 64] */
-    uint32_t n_neighbour_bits; /* size of the bit set, a power of two */
+    uint32_t n_neighbour_bits; /* number of bits in `neighbours`, a power of two */
 };
 
 static const char SPACE[] = "\xe2\x96\x81";

@@ -72,8 +72,8 @@ size_t fkv_utf8_repair(const char *from, size_t n_bytes, char *out) {
 
 /* ---- text for PCRE2 ----------------------------------------------------------------------------------------- */
 
-/* A range of characters that are replaced for PCRE2: letters and numbers of Unicode 15.1 that its tables may lack, and
- * surrogates, which it rejects. */
+/* A range of characters that are replaced before PCRE2 matches a text: letters and numbers of Unicode 15.1 that may be missing
+ * from the tables of PCRE2, and surrogates, which PCRE2 rejects. */
 typedef struct substitute_range {
     uint32_t first, last;
     uint32_t character; /* substitute character with the same UTF-8 length and the same character class */

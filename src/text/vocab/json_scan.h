@@ -15,8 +15,8 @@ typedef struct fkv_json_scan {
 } fkv_json_scan;
 
 /* Advances to the next element of an object (open is '{') or array (open is '['). is_first: true for the first call, which also
- * reads the opening bracket. If there is no further element, consumes the closing bracket and sets *more to false. In an object,
- * the caller must then read the key with fkv_json_scan_key(). */
+ * reads the opening bracket. If there is no further element, consumes the closing bracket and sets *more to false. Otherwise sets
+ * *more to true; in an object, the caller must then read the key with fkv_json_scan_key(). */
 fkv_status fkv_json_scan_next(fkv_json_scan *scan, char open, bool is_first, bool *more);
 
 fkv_status fkv_json_scan_key(fkv_json_scan *scan, fkv_bytes *key); /* reads a key and the following colon */

@@ -139,7 +139,7 @@ static void apply_sampling(fkv_sampling_source *s, const json_t *config) {
         *reals[i].target = (float)json_number_value(value);
         s->fields |= reals[i].bit;
     }
-    if (json_is_false(json_object_get(config, "do_sample"))) { /* greedy sampling, regardless of the other fields */
+    if (json_is_false(json_object_get(config, "do_sample"))) { /* selects greedy sampling and overrides the temperature */
         s->temperature = 0.0f;
         s->fields |= FKV_SAMPLING_TEMPERATURE;
     }

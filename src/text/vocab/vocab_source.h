@@ -18,7 +18,7 @@ enum {
     FKV_TOKEN_NORMALIZED = 8   /* the token is matched in the normalized text */
 };
 
-/* Bits of fkv_sampling_source.fields, which state the parameters that the file sets. */
+/* Bits of fkv_sampling_source.fields. A bit is set if the file sets the parameter. */
 enum {
     FKV_SAMPLING_TEMPERATURE = 1,
     FKV_SAMPLING_TOP_K = 2,
