@@ -1,8 +1,8 @@
 /* Worker threads of one cache. They run the items of a job together with the calling thread.
  *
- * Items are distributed by one atomic counter; no lock is taken while a job runs. The assignment of items to threads is
- * unspecified, so results must not depend on it. A work function receives the number of the thread it runs on, which it may use
- * only to select that thread's scratch memory.
+ * Items are distributed by one atomic counter; no lock is taken while a job runs. It is unspecified which thread runs an item, so
+ * results must not depend on it. A work function receives the number of the thread it runs on, which it may use only to select
+ * that thread's scratch memory.
  */
 #ifndef FKV_WORKERS_H
 #define FKV_WORKERS_H

@@ -182,7 +182,7 @@ static void suggest_config(const fkv_shape *shape, const fkv_device *device, con
     least.max_seqs = 1;
     least.max_step_tokens = 1;
     uint64_t all_least = planned_bytes(device, options, &least);
-    char seqs[32] = ""; /* advice to lower max_seqs; empty if max_seqs is already 1 */
+    char seqs[32] = ""; /* part of the suggestion about max_seqs; empty if max_seqs is already 1 */
     if (c->max_seqs > 1) (void)snprintf(seqs, sizeof seqs, ", max_seqs from %u", c->max_seqs);
     if (n_tokens > 0)
         (void)snprintf(words, n_words, "lower max_tokens from %u to %u, or use a codec with fewer bits", c->max_tokens, n_tokens);

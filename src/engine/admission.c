@@ -68,7 +68,7 @@ static uint32_t find_reservation(const fkv_admission *admission, fkv_admission_r
 
 typedef struct reserved_work {
     uint32_t n;    /* number of the tenant's reservations */
-    double work_s; /* expected machine time, in seconds, of all reservations served before the tenant's next request */
+    double work_s; /* expected machine time, in seconds, of all reservations that are served before the tenant's next request */
 } reserved_work;
 
 /* Estimates the machine time of the reservations that are served before the next request of `tenant`. Only the first `end`
@@ -130,7 +130,7 @@ fkv_admission_result fkv_admission_decide(fkv_admission *admission, fkv_queue_st
     const bool known = at < admission->n;
     if (known && request.now >= admission->reservations[at].retry_at)
         return admit_due_reservation(admission, queue, request, at, seconds);
-    /* the request is new, or its client retried before its retry time */
+    /* the request is new, or its client retries too early */
     const reserved_work before = reserved_work_before(admission, at, request.tenant, queue.unit_s);
     const reserved_work counted = queue.n_waiting >= (admission->max_queue + 1) / 2 ? before : (reserved_work){0};
     const bool full = queue_is_full(admission, queue, counted.n);

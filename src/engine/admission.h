@@ -61,7 +61,7 @@ typedef struct fkv_queue_state {
     bool learned;        /* true if the step-cost model is accurate enough to reject requests based on its predictions */
 } fkv_queue_state;
 
-/* Queued requests, as seen by one tenant. */
+/* Summary of the queued requests for the tenant that submits a request. */
 typedef struct fkv_tenant_load {
     uint64_t tenant;  /* the requesting tenant */
     uint64_t tenants; /* bit t is set if a tenant whose number modulo 64 is t has queued requests or is the requesting tenant */

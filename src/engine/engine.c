@@ -20,7 +20,7 @@ struct fkv_engine {
     fkv_runner *runner;
     fkv_runner_plan plan;
     fkv_scheduler scheduler;
-    fkv_step_turns *turns; /* determines which of the engines that share CPU cores runs the next step */
+    fkv_step_turns *turns; /* decides which of the engines that share CPU cores runs the next step */
     pthread_t thread;
 
     pthread_mutex_t lock;
@@ -395,7 +395,7 @@ static fkv_status submit_locked(fkv_engine *e, fkv_job *job, uint64_t hash, prom
                                    .unit_s = fkv_forecast_unit_seconds(&e->forecast),
                                    .learned = fkv_step_cost_ready(&e->forecast.cost)};
     const fkv_admission_request attempt = {.tenant = job->r.tenant, .hash = hash, .work_s = job->work_s, .now = job->arrived_at};
-    double seconds = 5.0; /* retry delay during shutdown, in seconds; another server can then take over */
+    double seconds = 5.0; /* retry delay during shutdown, in seconds, which gives another server time to take over */
     const bool ending = e->closing || e->draining;
     const fkv_admission_result result =
         ending ? FKV_ADMISSION_QUEUE_FULL : fkv_admission_decide(&e->admission, queue, attempt, &seconds);

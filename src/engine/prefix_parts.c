@@ -21,7 +21,7 @@ fkv_prefix_part fkv_parts_get(fkv_part_kinds kinds, uint32_t n_pages, uint32_t i
 
 fkv_page_key fkv_part_key(fkv_prefix_part part, const fkv_page_key *keys) {
     fkv_page_key key = keys[part.page];
-    /* these calls cannot fail here, because requests are rejected without SHA-256 */
+    /* these calls cannot fail, because requests are rejected earlier if SHA-256 is not available */
     if (part.kind == FKV_PART_STATE) (void)fkv_prefix_state_key(&keys[part.page], &key);
     if (part.kind == FKV_PART_OPEN_PAGE) (void)fkv_prefix_open_key(&keys[part.page], &key);
     return key;

@@ -1,8 +1,7 @@
-/* Parts of a stored prefix. A prefix of n full pages consists of its pages and of the additional parts that a sequence needs to
- * continue after page n - 1: in a cache with sealed layers, the open form of the pages in the last span; in a cache with state
- * layers, the snapshot of the recurrent state. Each part is a separate object of the store. The first page contains its own open
- * form.
- */
+/* Parts of a stored prefix. A prefix of n full pages consists of these pages and of the additional parts that a sequence needs to
+ * continue after page n - 1. In a cache with sealed layers, the additional parts are the pages of the last span in open form. In
+ * a cache with state layers, the snapshot of the recurrent state is an additional part. Each part is a separate object of the
+ * store. The first page contains its own open form. */
 #ifndef FKV_PREFIX_PARTS_H
 #define FKV_PREFIX_PARTS_H
 

@@ -98,8 +98,8 @@ static void receive_page(fkv_prefix_tier *t, const fkv_arrival *a) {
     finish_restore(t);
 }
 
-/* Removes the damaged page and all later pages of the prompt from the store. The restore ends when all these pages are removed.
- * The job can then write each of them again. */
+/* Removes the damaged page and all later pages of the prompt from the store. The restore ends when all of them are removed. The
+ * job then computes these pages and writes them to the store again. */
 static void remove_damaged_pages(fkv_prefix_tier *t, bool late) {
     while (t->n_removed < restore_end(t)) {
         const fkv_page_key key = restore_key(t, t->n_removed);
@@ -159,8 +159,8 @@ static bool has_free_pages(const fkv_prefix_tier *t, uint32_t n) {
 }
 
 /* Returns true if the job should wait until the store knows whether it has the page. When the wait begins, all keys are announced
- * to the store, so that the store looks them up together. The store should limit the wait itself; MAX_FIRST_WAIT_S is an
- * additional limit. */
+ * to the store, so that the store looks them up together. A store should limit this time itself. MAX_FIRST_WAIT_S limits it for
+ * stores that do not. */
 static bool waits_for_answer(fkv_prefix_tier *t, fkv_job *job, const fkv_page_key *key) {
     if (!fkv_store_pending(&t->store, key)) return false;
     const double now = t->seconds(t->seconds_user);
@@ -177,7 +177,7 @@ static bool waits_for_answer(fkv_prefix_tier *t, fkv_job *job, const fkv_page_ke
  * prefix after first_page. Returns false if the job should wait until the store knows which parts it has. */
 static bool find_stored_parts(fkv_prefix_tier *t, fkv_job *job, uint32_t first_page, uint32_t *end_page) {
     bool waits = false;
-    for (; *end_page > first_page; (*end_page)--) { /* looks up all parts before the job waits */
+    for (; *end_page > first_page; (*end_page)--) { /* looks up all parts, even if one of them makes the job wait */
         const uint32_t n_parts = fkv_parts_count(t->kinds, *end_page);
         uint32_t n_found = 0;
         for (uint32_t i = 0; i < n_parts; i++) {
@@ -253,8 +253,8 @@ static bool extend_keys(const fkv_prefix_tier *t, fkv_job *job) {
     return true;
 }
 
-/* Writes one page or part of the job if the store wants it. Returns false if this must be tried again later, because no buffer is
- * free or, unless is_last is true, because the store does not know yet whether it has the part. */
+/* Writes one page or part of the job if the store wants it. Returns false if the write must be retried later. This is the case if
+ * no buffer is free or, unless is_last is true, if the store does not know yet whether it has the part. */
 static bool send_part(fkv_prefix_tier *t, const fkv_job *job, fkv_prefix_part part, bool is_last) {
     const fkv_page_key key = fkv_part_key(part, job->keys);
     uint64_t n_bytes = 0;

@@ -43,14 +43,14 @@ typedef struct fkv_prefix_tier {
     uint32_t n_requested; /* pages and parts [0, n_requested) are in memory or have been requested */
     uint32_t n_restored;  /* pages and parts [0, n_restored) are in the prefix tree */
     double started_at;
-    double limit_s;      /* longest useful wait, in seconds: the predicted time to compute the pages instead of restoring them */
+    double limit_s;      /* maximum duration of the restore, in seconds: the predicted time to compute the pages instead */
     double first_page_s; /* moving average of the time to restore the first page, including the latency of the store, in seconds;
                             0 before the first measurement */
     double page_s;       /* moving average of the time to restore each further page, in seconds; 0 before the first measurement */
     bool removing; /* true after a page failed verification; the pages and parts from n_removed on must then be removed from the
                       store */
     uint32_t n_removed;  /* number of the next page or part to remove; valid if `removing` is true */
-    double asking_until; /* end of the period in which a job waits for the store to report which pages it has */
+    double asking_until; /* until this time, a job counts as waiting for the store to report which pages it has */
     fkv_store_stats stats;
 } fkv_prefix_tier;
 

@@ -70,8 +70,8 @@ typedef struct fkv_job {
     bool store_checked;      /* true if the store was queried; it then holds pages [store_first, store_end) */
     uint32_t store_first;
     uint32_t store_end;
-    uint32_t store_known; /* number of leading prompt pages in memory or in the store, including those without the snapshot or the
-                             open pages that a restore needs */
+    uint32_t store_known; /* number of leading prompt pages in memory or in the store, including pages that cannot be restored
+                             because a snapshot or open pages are missing */
     char message[512];    /* error message if the job failed */
     fkv_answer answers[]; /* [r.n] */
 } fkv_job;

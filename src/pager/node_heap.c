@@ -21,8 +21,8 @@ void fkv_heap_reset(fkv_node_heap *heap, uint32_t n_nodes) {
     heap->n_nodes = n_nodes;
 }
 
-/* Returns a node's rank among nodes with the same last_use; the node with the lowest rank is evicted first. Nodes of sink pages
- * have the highest ranks, because sink pages are visible to every later query. */
+/* Returns a node's rank among the nodes with the same last_use. The node with the lowest rank is evicted first. Nodes of sink
+ * pages have the highest ranks, because sink pages are visible to every later query. */
 static uint32_t eviction_rank(const fkv_node_heap *heap, const fkv_node *node) {
     return node->depth < heap->n_fixed ? UINT32_MAX - heap->n_fixed + node->depth : node->depth;
 }

@@ -19,10 +19,10 @@
  * of this group is free, the least useful snapshot is evicted (see prefix_tree.c). The age of a snapshot is measured from the
  * last time a sequence used this snapshot, not from the last use of a deeper snapshot on the same path.
  *
- * Page tables. The entry of logical page i in the table of (sequence, group) is i if i < n_fixed, otherwise n_fixed + (i -
- * n_fixed) % n_ring. In the full group, n_fixed is the maximum number of pages of a sequence, and n_ring is 1. In a window group,
- * n_fixed is the number of sink pages, and n_ring is the maximum number of pages that a window and a step can touch, plus the
- * spare pages.
+ * Page tables. Each sequence has one table per group. Logical page i is in entry i if i < n_fixed, otherwise in entry n_fixed +
+ * (i - n_fixed) % n_ring. In the full group, n_fixed is the maximum number of pages of a sequence, and n_ring is 1. In a window
+ * group, n_fixed is the number of sink pages, and n_ring is the maximum number of pages that a window and a step can touch, plus
+ * the spare pages.
  *
  * Reservations. A sequence is admitted with pages for max_tokens. *Promised* pages are reserved but not yet allocated. In the
  * full group,

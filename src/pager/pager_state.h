@@ -105,8 +105,7 @@ typedef struct fkv_tree {
     fkv_node_heap cached[FKV_MAX_GROUPS]; /* for each window group, the nodes whose page in that group is referenced only by the
                                              tree. A state is pushed when the last sequence that uses it releases it, so states
                                              are ordered by last use */
-    fkv_node_heap
-        sinks; /* like `cached`, but for the sink pages of the group with spare pages, which `cached` does not include */
+    fkv_node_heap sinks; /* like `cached`, but for the sink pages of the group with spare pages; `cached` excludes them */
 } fkv_tree;
 
 /* State of a slot. The handle of a sequence is generation << 16 | slot. Generations are unique within the process, so handles of

@@ -115,7 +115,7 @@ static fkv_status add_open_file_group(fkv_file_plan *plan, uint64_t page_bytes, 
     return FKV_OK;
 }
 
-/* Sets the page ranges of a group to the pages that a query at position n_tokens attends to. */
+/* Sets the page ranges of a group so that they contain the pages that a query at position n_tokens attends to. */
 static void plan_group_pages(fkv_file_group *group, uint32_t page_tokens, uint32_t n_tokens) {
     group->end = fkv_ceil_div(n_tokens, page_tokens);
     group->n_front = fkv_min_u32(fkv_ceil_div(group->n_sinks, page_tokens), group->end);

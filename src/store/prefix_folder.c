@@ -32,7 +32,7 @@
 
 enum {
     NO_ENTRY = -1,
-    BYTES_PER_ENTRY = 256 * 1024, /* the index has max_bytes / BYTES_PER_ENTRY entries, within [MIN_ENTRIES, MAX_ENTRIES] */
+    BYTES_PER_ENTRY = 256 * 1024, /* the index has max_bytes / BYTES_PER_ENTRY entries, clamped to [MIN_ENTRIES, MAX_ENTRIES] */
     MIN_ENTRIES = 1024,
     MAX_ENTRIES = 1 << 22,
     BLOCK_BYTES = 4096,
@@ -40,8 +40,7 @@ enum {
     NAME_BYTES = KEY_DIGITS + 8
 };
 
-static const uint64_t MAX_FOLDER_BYTES =
-    UINT64_C(1) << 41; /* maximum of max_bytes; the sizes of MAX_ENTRIES files of this size add up to less than 2^64 */
+static const uint64_t MAX_FOLDER_BYTES = UINT64_C(1) << 41; /* MAX_ENTRIES files of this size have less than 2^64 bytes */
 static const char PAGE_SUFFIX[] = ".page";
 static const char PART_SUFFIX[] = ".part";
 
@@ -357,7 +356,7 @@ static void scan_file(folder *f, const char *name, uint32_t *n) {
         (void)unlinkat(f->dir, name, 0);
     } else if (parse_file_name(name, PAGE_SUFFIX, &key) && fstatat(f->dir, name, &about, AT_SYMLINK_NOFOLLOW) == 0 &&
                S_ISREG(about.st_mode)) {
-        if (*n == f->capacity || (uint64_t)about.st_size > f->max_bytes) { /* ensures that the sum of sizes fits in 64 bits */
+        if (*n == f->capacity || (uint64_t)about.st_size > f->max_bytes) { /* prevents an overflow of the total size */
             (void)unlinkat(f->dir, name, 0);
             return;
         }

@@ -1,9 +1,9 @@
 /* Packs one page of the prefix tree into a self-contained byte string: header | tokens | page bytes of each layer group.
  * docs/page_format.md is the bit-exact specification. These functions allocate no memory and open no files.
  *
- * All fields of a packed page follow from the configuration, the groups and the tokens, except the key, the checksums and the
- * page bytes. A reader recomputes the fields that follow from these inputs and compares them with the packed page. Unwritten
- * slots and padding are 0.
+ * Except for the key, the checksums and the page bytes, all fields of a packed page are determined by the configuration, the
+ * groups and the tokens. A reader recomputes these fields and compares them with the packed page. Unwritten slots and padding are
+ * 0.
  */
 #ifndef FKV_PREFIX_PACK_H
 #define FKV_PREFIX_PACK_H

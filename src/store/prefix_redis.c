@@ -7,7 +7,7 @@
 #include <stdio.h>
 
 enum { MIN_SECRET_BYTES = 16, DEFAULT_EXPIRY_SECONDS = 24 * 3600 };
-static const double DEFAULT_TIMEOUT_S = 0.1; /* timeout for connecting, existence queries and the first line of a reply */
+static const double DEFAULT_TIMEOUT_S = 0.1; /* for connecting, existence queries and the first line of a reply */
 
 static void redis_stats(void *self, fkv_prefix_store_stats *stats) {
     fkv_redis_store *s = self;

@@ -1,5 +1,5 @@
-/* Existence queries of a Redis prefix store: a table of cached answers, and the background thread that asks the servers,
- * refreshes expiry times and probes servers that have failed (see redis_store.h). */
+/* Existence queries of a Redis prefix store: a table of cached results, and the background thread, which sends the queries,
+ * refreshes expiry times and probes failed servers (see redis_store.h). */
 #include "../base/timed_wait.h"
 #include "redis_store.h"
 
@@ -63,8 +63,8 @@ static bool add_task(fkv_redis_store *s, fkv_redis_task_kind kind, const fkv_pag
     return true;
 }
 
-/* Returns current_answer(). If the answer is unknown and no query is outstanding, queues an existence query for the page. The
- * caller holds the lock. */
+/* Returns the result of current_answer(). If the result is unknown and no query is outstanding, queues an existence query for the
+ * page and returns FKV_REDIS_PENDING. The caller holds the lock. */
 static fkv_redis_answer_state ask_for(fkv_redis_store *s, const fkv_page_key *key) {
     const fkv_redis_answer_state state = current_answer(s, key);
     const fkv_redis_answer *a = find_answer(s, key, false);
@@ -160,7 +160,7 @@ static bool run_pipeline(fkv_redis_store *s, fkv_redis_server *server, uint32_t 
     return true;
 }
 
-/* Marks the unanswered existence queries of the batch as unknown, so that they can be queued again. */
+/* Resets the unanswered existence queries of the batch to FKV_REDIS_UNKNOWN, so that they can be queued again. */
 static void forget_queries(fkv_redis_store *s, uint32_t n_tasks) {
     (void)pthread_mutex_lock(&s->lock);
     for (uint32_t i = 0; i < n_tasks; i++) {

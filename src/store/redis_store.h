@@ -49,14 +49,13 @@ enum {
     FKV_REDIS_OVERHEAD = FKV_REDIS_HEADER_BYTES + FKV_CIPHER_TAG_BYTES,
     FKV_REDIS_VERSION = 1,
     FKV_REDIS_LOGIN_BYTES = 512,
-    FKV_REDIS_READ_AHEAD = 16, /* maximum number of pages that are requested before the first of them has arrived */
-    FKV_REDIS_READ_AHEAD_BYTES =
-        12 << 20 /* maximum total size of the pages in flight, per server; two pages are always allowed */
+    FKV_REDIS_READ_AHEAD = 16,            /* maximum number of pages that are requested before the first of them has arrived */
+    FKV_REDIS_READ_AHEAD_BYTES = 12 << 20 /* maximum size of the pages in flight per server; two pages are always allowed */
 };
 
 static const uint8_t FKV_REDIS_MAGIC[4] = {'F', 'K', 'V', 'R'}; /* first bytes of a value */
 
-#define FKV_REDIS_PROBE_S 0.5     /* initial value of fkv_redis_server.probe_s, in seconds */
+#define FKV_REDIS_PROBE_S 0.5     /* time, in seconds, between a failure and the first probe of an outage */
 #define FKV_REDIS_FIRST_RATE 20e6 /* assumed transfer rate, in bytes per second, before the first measurement */
 
 typedef enum fkv_redis_answer_state {
@@ -91,7 +90,7 @@ typedef struct fkv_redis_server {
     fkv_resp writer;
     bool is_down;
     double probe_at;
-    double probe_s;    /* number of seconds to wait after the next failure before the server is probed */
+    double probe_s;    /* delay, in seconds, between the next failure and the first probe */
     double full_until; /* no pages are written to the server before this time */
     bool full_is_logged;
     bool outage_is_logged; /* true if a failure has been logged and no page has been read or written since then */
@@ -146,7 +145,8 @@ uint64_t fkv_redis_mix(uint64_t x);
 /* Returns the server that stores a page. */
 fkv_redis_server *fkv_redis_server_of(fkv_redis_store *s, const fkv_page_key *key);
 
-/* Returns the remaining lifetime of a page in milliseconds. depth: number of pages that precede it in its prompt. */
+/* Returns the lifetime to set when a page is written or refreshed, in milliseconds. depth: number of pages that precede the page
+ * in its prompt. */
 uint64_t fkv_redis_lifetime_ms(const fkv_redis_store *s, uint64_t depth);
 
 /* Writes the additional authenticated data of a value: its Redis key, magic and version. Returns the number of bytes. */
@@ -187,11 +187,12 @@ bool fkv_redis_wants(void *self, const fkv_page_key *key);
 void fkv_redis_expect(void *self, const fkv_page_key *keys, uint32_t n);
 void fkv_redis_touch(void *self, const fkv_page_key *keys, uint32_t n);
 
-/* Stores an answer in the table. The caller of fkv_redis_set_answer() holds the lock. */
+/* Store the result of an existence query in the table. The caller of fkv_redis_set_answer() must hold the lock;
+ * fkv_redis_note_answer() acquires it. */
 void fkv_redis_set_answer(fkv_redis_store *s, const fkv_page_key *key, fkv_redis_answer_state state);
 void fkv_redis_note_answer(fkv_redis_store *s, const fkv_page_key *key, fkv_redis_answer_state state);
 
-/* Runs the background thread until the store is closing. */
+/* Main function of the background thread. Returns when the store is being closed. */
 void *fkv_redis_background(void *user);
 
 /* ---- redis_read.c ---- */

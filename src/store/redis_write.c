@@ -4,10 +4,10 @@
 
 #include <stdio.h>
 
-static const double WRITE_S = 1.0;      /* fixed part of the timeout for a write; the expected transfer time is added */
-static const double FULL_PAUSE_S = 1.0; /* pause in writes, in seconds, after a server has reported that its memory is full */
+static const double WRITE_S = 1.0;      /* timeout of a write, in seconds, in addition to the expected transfer time */
+static const double FULL_PAUSE_S = 1.0; /* time, in seconds, without writes after a server has reported that its memory is full */
 
-/* Handles an error reply to a write. If the server has no free memory, only writes to it are paused. */
+/* Handles an error reply to a write. If the server is out of memory, pauses writes to it but continues to read from it. */
 static void handle_write_error(fkv_redis_store *s, fkv_redis_server *server, const char *text) {
     char line[FKV_RESP_LINE_BYTES + 100];
     if (strncmp(text, "OOM", 3) != 0) {

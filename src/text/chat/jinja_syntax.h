@@ -35,7 +35,7 @@ typedef enum jinja_node_kind {
     JINJA_NODE_DATA,     /* name: the text */
     JINJA_NODE_OUTPUT,   /* a */
     JINJA_NODE_IF,       /* runs `body` if the condition `a` is true, otherwise runs `otherwise` */
-    JINJA_NODE_FOR,      /* runs `body` for each item of `a` that satisfies the condition `b`; runs `otherwise` if no item does */
+    JINJA_NODE_FOR,      /* runs `body` for each item of `a` for which `b` is true; runs `otherwise` if there is none */
     JINJA_NODE_SET,      /* target = a */
     JINJA_NODE_SET_BODY, /* assigns the rendered body, after applying the filters in `a`, to the target */
     JINJA_NODE_FILTERED, /* outputs the rendered body after applying the filters in `a` */

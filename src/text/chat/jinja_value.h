@@ -146,7 +146,7 @@ void fkv_jinja_append(jinja_context *c, jinja_value list, jinja_value item);
 /* ---- strings ---- */
 
 size_t fkv_jinja_n_chars(jinja_context *c, jinja_string s);
-size_t fkv_jinja_byte_of_char(jinja_context *c, jinja_string s, size_t n); /* byte offset of character n, or s.n_bytes */
+size_t fkv_jinja_byte_of_char(jinja_context *c, jinja_string s, size_t n); /* byte offset of character n, at most s.n_bytes */
 size_t fkv_jinja_char_bytes(jinja_string s, size_t at);                    /* returns the length of the character at byte `at` */
 uint32_t fkv_jinja_char(jinja_string s, size_t at);
 jinja_string fkv_jinja_part(jinja_string s, size_t begin, size_t end); /* bytes [begin, end) */

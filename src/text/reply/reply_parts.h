@@ -94,7 +94,7 @@ struct fkv_reply {
     uint8_t needs; /* number of bytes still missing from `character` */
     char space[REPLY_SPACE];
     size_t n_space;
-    bool trim; /* true while white space is dropped, until another character arrives */
+    bool trim; /* true if white space is dropped until the next other character arrives */
 
     /* current tool call */
     reply_call_phase phase;
@@ -107,7 +107,7 @@ struct fkv_reply {
     int json_role; /* role of the current JSON value, such as name or arguments */
     bool bare;     /* true if the call started without a marker */
     bool has_args;
-    bool one_value; /* true after an argument value has started; the exact meaning depends on the syntax */
+    bool one_value; /* true after an argument value has started; details depend on the syntax */
     bool as_string;
     bool newline;
     bool in_key;
@@ -210,7 +210,7 @@ void reply_found_glm_tag(fkv_reply *r);
 void reply_found_gemma_tag(fkv_reply *r);
 void reply_found_mistral(fkv_reply *r);
 void reply_found_python(fkv_reply *r);
-bool reply_python_end(fkv_reply *r); /* returns true if the reply ended inside Python code */
+bool reply_python_end(fkv_reply *r); /* called at the end of the reply; returns true if the reply ended inside Python code */
 
 void reply_found_invoke_tag(fkv_reply *r);
 void reply_found_kimi_section(fkv_reply *r);

@@ -149,8 +149,8 @@ static uint32_t shorter_token(const fkv_special_scan *scan, uint32_t node) {
     return nodes[nodes[node].back].token[scan->with_hidden ? 0 : 1];
 }
 
-/* Returns the node of the longest token that may match at byte `at`: the token of `node` or one of its prefixes. Returns 0 if
- * there is none. A hidden token must not match a byte that is marked in scan->given. */
+/* Returns the node of the longest token that may match at byte `at`, which is the token of `node` or a prefix of it. Returns 0 if
+ * there is none. Hidden tokens must not match bytes that are marked in scan->given. */
 static uint32_t longest_allowed(const fkv_special_scan *scan, size_t at, uint32_t node) {
     const fkv_special_node *nodes = scan->specials->nodes;
     if (scan->given == NULL) return node;

@@ -135,8 +135,8 @@ static uint64_t run_pop(pair_queue *queue, int index) {
     return value;
 }
 
-/* Adds a value to the queue. If some runs end with a value that does not exceed the new value, the new value is appended to the
- * run whose last value is the largest of these. Otherwise, the new value is added to an empty run, or to the heap if no run is
+/* Adds a value to the queue. Among the runs whose last value does not exceed the new value, chooses the run with the largest last
+ * value and appends the new value to it. If there is no such run, adds the new value to an empty run, or to the heap if no run is
  * empty. */
 static void queue_push(pair_queue *queue, uint64_t value) {
     int best = -1;

@@ -20,7 +20,7 @@ enum {
 /* Values of tokenizer.ggml.token_type. */
 enum { TYPE_NORMAL = 1, TYPE_UNKNOWN = 2, TYPE_CONTROL = 3, TYPE_USER_DEFINED = 4, TYPE_BYTE = 6 };
 
-/* Token properties derived from the type. */
+/* Bits that describe a token, derived from its type. */
 enum token_kind {
     KIND_NORMAL = 1,
     KIND_BYTE = 2,
@@ -515,8 +515,8 @@ static fkv_status encode_normalized(void *context, const char *text, size_t n_by
     return status;
 }
 
-/* Encodes the text between two special tokens. If the caller provided any byte of this text, control tokens are not matched in
- * the normalized text either. */
+/* Encodes the text between two special tokens. If any byte of this text is marked as provided by the caller, control tokens are
+ * not matched in the normalized text. */
 static fkv_status between_raw(text_call *call, const fkv_special_scan *scan, size_t start, size_t end, bool is_first) {
     call->with_hidden = scan->with_hidden && (scan->given == NULL || memchr(scan->given + start, 1, end - start) == NULL);
     return fkv_text_run_all(&call->run, scan->text + start, end - start, is_first);

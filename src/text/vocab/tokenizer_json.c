@@ -92,7 +92,7 @@ static fkv_status check_token_id(json_file *file, const char *part, uint64_t id)
     return FKV_OK;
 }
 
-/* Stores the tokens of model.vocab if `fill` is set; otherwise only finds the largest id. */
+/* Reads model.vocab. Stores its tokens if `fill` is true; otherwise only finds the largest id. */
 static fkv_status walk_vocab(json_file *file, bool fill) {
     fkv_json_scan scan = fkv_json_scan_within(&file->scan, file->model[VOCAB]);
     if (!fill) scan.copies = NULL;
@@ -303,8 +303,8 @@ static fkv_status read_template_token(const json_file *file, const json_t *proce
 }
 
 /* Reads the special tokens that TemplateProcessing puts before and after a text. A single token before the text becomes bos, and
- * a single token after the text becomes the suffix. Several tokens before or after the text are ignored, because the chat
- * template writes them. */
+ * a single token after the text becomes the suffix. If there are several tokens before or after the text, they are ignored,
+ * because the chat template writes them. */
 static fkv_status read_template_processing(json_file *file, const json_t *processor) {
     const json_t *single = json_object_get(processor, "single");
     const size_t n = json_array_size(single);
