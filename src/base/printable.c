@@ -45,7 +45,7 @@ void fkv_show_into(fkv_bytes bytes, char *out, size_t capacity) {
     static const char ellipsis[] = "...";
     FKV_ASSERT(capacity >= 8);
     size_t n = 0;
-    size_t ellipsis_at = 0; /* last position where the ellipsis fits */
+    size_t ellipsis_at = 0; /* last position at which "..." still fits */
     for (size_t at = 0; at < bytes.size;) {
         char text[16];
         size_t written = 0;

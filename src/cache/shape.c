@@ -253,8 +253,8 @@ static fkv_slab_layer make_slab_layer(const fkv_attn_layer *l, const fkv_block *
     return out;
 }
 
-/* Sets the slab entry of the layer. If the layer is sealed, also sets the entry of its open blocks; such entries follow the
- * entries of all layers. */
+/* Sets the slab entry of the layer. If the layer is sealed, also sets the entry of its open blocks. The entries of open blocks
+ * follow the entries of all layers. */
 static void put_slab_layer(const fkv_shape *shape, const fkv_attn_layer *attn, uint32_t layer, fkv_slab_layer *layers) {
     const fkv_layer_config *l = fkv_shape_layer(&shape->config, layer);
     layers[layer] = make_slab_layer(attn, &attn->block, find_layer_group(&shape->pager, l));

@@ -229,7 +229,7 @@ bool fkv_tier_delays(fkv_prefix_tier *t, fkv_job *job, const fkv_step_cost *cost
         return false;
     }
     if (!has_free_pages(t, n)) return false;
-    if (fkv_tier_busy(t)) { /* waiting for another job's restore counts as waiting for the store */
+    if (fkv_tier_busy(t)) { /* the time that a job waits for the restore of another job counts as waiting for the store */
         if (job->store_wait_since == 0.0) job->store_wait_since = now;
         return true;
     }

@@ -118,7 +118,8 @@ static void complete_slot(void *user) {
     ring->traffic->wake(ring->traffic->wake_user);
 }
 
-/* The read request that read_thread() has started, followed by the requests that are submitted meanwhile. */
+/* Sequence of read requests that is passed to the store: the request that read_thread() has started, followed by the requests
+ * that are submitted while the store is reading. */
 typedef struct read_sequence {
     io_ring *ring;
     io_slot *first; /* NULL after next_read() has returned it */

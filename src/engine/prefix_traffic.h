@@ -46,7 +46,7 @@ typedef struct fkv_arrival {
     uint64_t n_bytes;
     fkv_status status;
     bool removed;   /* true if the request was a removal */
-    double seconds; /* time that the store needed for the request after it had completed the preceding one, in seconds */
+    double seconds; /* time, in seconds, that the store spent on this request, not including earlier requests */
 } fkv_arrival;
 
 /* Returns true and fills in *arrival if the oldest request is complete. */

@@ -41,7 +41,8 @@ typedef struct fkv_job {
     fkv_phase phase;
     double work_s;           /* machine time, in seconds, estimated at submission */
     bool started;            /* true once the published statistics count the job as running; protected by the engine's lock */
-    double first_attempt_at; /* time of the first attempt to submit the request; earlier than arrived_at after a rejection */
+    double first_attempt_at; /* time of the first attempt to submit the request; earlier than arrived_at if that attempt was
+                                rejected */
     double arrived_at;
     double admitted_at;
     double deadline_at;   /* time of the deadline; INFINITY if there is no deadline */

@@ -8,9 +8,9 @@
 #include <stdlib.h>
 
 enum {
-    MIN_CHUNK = 16,          /* minimum number of prefill tokens per step, even if decode alone exceeds the target step time */
+    MIN_CHUNK = 16,          /* minimum number of prefill tokens per step, even if decoding alone exceeds the target step time */
     ROW_BLOCK = 16,          /* number of rows in a block of the matrix product; a partial block costs more per row */
-    MIN_BLOCK_FILL = 12,     /* a partial block with at least this many rows is assumed to cost as much as a full block */
+    MIN_BLOCK_FILL = 12,     /* a block with at least this many rows is assumed to cost as much as a full block */
     UNIT_PROMPT = 256,       /* number of prompt tokens of a typical request */
     UNIT_NEW = 256,          /* max_new of a typical request, whose expected answer length is max_new * used_fraction */
     MAX_COMPARED = 16,       /* maximum number of queued jobs whose prompts are compared with a new prompt */

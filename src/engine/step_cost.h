@@ -37,7 +37,7 @@ typedef struct fkv_step_times {
     uint32_t n_prefill;
 } fkv_step_times;
 
-/* Returns a model whose predictions match the measured times of a full decode step and of a prefill step. */
+/* Returns a model whose predictions match the measured times of the decode step with n_rows rows and of the prefill step. */
 fkv_step_cost fkv_step_cost_measured(fkv_step_times times);
 
 /* Returns the predicted time of a step, in seconds. */

@@ -180,8 +180,8 @@ void fkv_pager_stats(const fkv_pager *pager, fkv_stats *stats) {
 
 /* ---- consistency checks ---- */
 
-/* Counts the references and tails of every page in the tables, the tree and the open step, and compares the results with the
- * counts in the pools. */
+/* For every page, counts the references and tails in the tables, the tree and the open step, and compares the results with refs
+ * and tails in the pool. */
 static bool refs_consistent(const fkv_pager *pager, uint32_t group) {
     const fkv_pool *pool = &pager->groups[group].pool;
     uint32_t *refs = pager->audit;

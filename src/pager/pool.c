@@ -1,7 +1,7 @@
 /* Free list, reference counts and counters of a page pool. This file is independent of page tables and the prefix tree.
  *
- * Whenever a page changes, its old contribution is subtracted from the counters, the page is updated, and its new contribution is
- * added. Invariant: counts = sum over pages of contribution(refs, tails, node).
+ * To change a page, its old contribution is subtracted from the counters, the page is updated, and its new contribution is added.
+ * Invariant: counts = sum over pages of contribution(refs, tails, node).
  */
 #include "pool.h"
 

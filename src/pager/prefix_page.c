@@ -98,7 +98,7 @@ fkv_status fkv_pager_prefix_begin(fkv_pager *pager, uint64_t tenant, const uint3
         if ((groups >> g & 1) == 0 || pager->tree.nodes[node].pages[g] != FKV_NO_PAGE) continue;
         pages[g] = fkv_pool_take(&pager->groups[g].pool);
         fkv_tree_adopt(pager, node, g, pages[g]);
-        fkv_tree_page_change(pager, g, pages[g], -1, 0); /* afterwards, only the tree references the page */
+        fkv_tree_page_change(pager, g, pages[g], -1, 0); /* now only the tree references the page */
     }
     return FKV_OK;
 }
@@ -118,7 +118,7 @@ fkv_status fkv_pager_part_begin(fkv_pager *pager, uint64_t tenant, const uint32_
     }
     pages[group] = fkv_pool_take(&pager->groups[group].pool);
     fkv_tree_adopt(pager, node, group, pages[group]);
-    fkv_tree_page_change(pager, group, pages[group], -1, 0); /* afterwards, only the tree references the page */
+    fkv_tree_page_change(pager, group, pages[group], -1, 0); /* now only the tree references the page */
     return FKV_OK;
 }
 

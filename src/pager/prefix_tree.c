@@ -290,7 +290,7 @@ static uint64_t state_gap(const fkv_tree *tree, uint32_t node, uint32_t group) {
 }
 
 /* Returns the age of a state: the number of states released since this state was released, multiplied by the time since its path
- * was last used. The second factor is large for states of replies that no later prompt contains. */
+ * was last used. The second factor is large for the states of answers that no later prompt contains. */
 static uint64_t state_age(const fkv_tree *tree, uint32_t node, uint32_t group) {
     const uint64_t most = UINT64_C(1) << 20; /* limits the products in least_useful_state() to 64 bits */
     const uint64_t by_push = fkv_heap_age(&tree->cached[group], node);

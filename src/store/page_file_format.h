@@ -102,7 +102,7 @@ fkv_status fkv_file_plan_make(const fkv_file_header *header, const fkv_file_laye
  * if an offset does not fit in 63 bits, the limit on file sizes. */
 bool fkv_file_plan_offsets(const fkv_file_header *header, uint64_t n_pages, fkv_file_plan *plan);
 
-/* Iterator over the pages in index order: by group, then by logical page. Initialize it to {.offset = data_offset}. */
+/* Iterator over the pages in index order (by group, then by logical page). Initialize it to {.offset = data_offset}. */
 typedef struct fkv_file_cursor {
     uint32_t group;
     uint32_t logical;

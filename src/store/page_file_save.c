@@ -130,7 +130,7 @@ static fkv_status part_lock(part_file *part) {
     FKV_REQUIRE(S_ISREG(opened.st_mode) && opened.st_nlink == 1, FKV_IO,
                 "cannot save: %s.part is not a regular file with a single link; remove it", part->path);
     if (ftruncate(part->fd, 0) != 0) return fkv_file_os_failed("cannot truncate the part file", part->path);
-    /* a part file left by an earlier save may be world-readable; errors are ignored because some file systems have no modes */
+    /* a part file left by an earlier save may be world-readable; errors are ignored, because some file systems have no modes */
     (void)fchmod(part->fd, S_IRUSR | S_IWUSR);
     return FKV_OK;
 }

@@ -34,12 +34,13 @@ uint64_t fkv_pack_bytes(const fkv_slab *slab, uint32_t groups);
 /* Packs a page. pages: the page of each group, or FKV_NO_PAGE. out: [fkv_pack_bytes()] */
 fkv_status fkv_pack_write(const fkv_slab *slab, const fkv_pack_place *place, const uint32_t pages[FKV_MAX_GROUPS], uint8_t *out);
 
-/* Verifies a packed page. Returns FKV_FILE_DAMAGED if it is damaged, and FKV_FILE_FOREIGN if it is valid but belongs to another
- * page or another identity. *groups receives the included groups. */
+/* Verifies a packed page. Returns FKV_FILE_DAMAGED if it is damaged, and FKV_FILE_FOREIGN if it is intact but does not match
+ * `place`. *groups receives the included groups. */
 fkv_status fkv_pack_check(const fkv_slab *slab, const fkv_pack_place *place, const uint8_t *packed, uint64_t n_bytes,
                           uint32_t *groups);
 
-/* Returns the logical page number in the header of a packed page, or 0 if n_bytes is too small. Nothing is verified. */
+/* Returns the logical page number in the header of a packed page, or 0 if n_bytes is too small for a header. Does not verify the
+ * page. */
 uint32_t fkv_pack_logical(const uint8_t *packed, uint64_t n_bytes);
 
 /* Copies a verified packed page into the slab. Skips groups whose page is FKV_NO_PAGE. Fails only if the device fails. */

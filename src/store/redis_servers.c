@@ -4,9 +4,9 @@
 #include <stdio.h>
 
 enum { MIN_EXPIRY_SECONDS = 60, DEPTH_SECONDS = 1 };
-enum { MIN_SAMPLE_BYTES = 64 * 1024 };      /* transfers of fewer bytes do not affect the measured rate */
+enum { MIN_SAMPLE_BYTES = 64 * 1024 };      /* minimum size of a transfer that updates the measured rate */
 static const double RATE_STEP = 0.2;        /* weight of the newest measurement in the moving average of the transfer rate */
-static const double MIN_SAMPLE_S = 1e-3;    /* transfers that take fewer seconds do not affect the measured rate */
+static const double MIN_SAMPLE_S = 1e-3;    /* minimum duration, in seconds, of a transfer that updates the measured rate */
 static const double MIN_RATE = 1e6;         /* lower limit of the assumed transfer rate, in bytes per second */
 static const double REFUSED_PROBE_S = 30.0; /* time, in seconds, between probes of a server that rejects the login or a command */
 
@@ -98,8 +98,8 @@ static void mark_down(fkv_redis_store *s, fkv_redis_server *server, const fkv_re
         stop_using(s, server, 0.0, line);
         return;
     }
-    /* A server that closes connections is probed soon, because it may be restarting. A slow server is probed less and less often.
-     */
+    /* A server that closes connections is probed soon, because it may be restarting. A server that times out is probed less and
+     * less often. */
     stop_using(s, server, failure == FKV_RESP_TIMEOUT ? 0.0 : FKV_REDIS_PROBE_S,
                failure == FKV_RESP_TIMEOUT    ? "no reply before the deadline; pages are computed until the server responds"
                : failure == FKV_RESP_PROTOCOL ? "invalid reply; pages are computed until the server responds"

@@ -16,7 +16,7 @@
 
 enum { FKV_RESP_LINE_BYTES = 256, FKV_RESP_MAX_ADDRESSES = 4 };
 
-/* Address of a server. A host name may resolve to several socket addresses. They are tried one after another when connecting. */
+/* Address of a server. A host name may resolve to several socket addresses, which are tried one after another. */
 typedef struct fkv_resp_address {
     struct sockaddr_storage addresses[FKV_RESP_MAX_ADDRESSES];
     socklen_t n_bytes[FKV_RESP_MAX_ADDRESSES];

@@ -36,8 +36,8 @@ FKV_INLINE float vf_reduce_add(vf a) {
 FKV_INLINE float vf_reduce_max(vf a) { return _mm512_reduce_max_ps(a); }
 FKV_INLINE float vf_reduce_min(vf a) { return _mm512_reduce_min_ps(a); }
 
-/* Stores the sum of the lanes of a[i] to out[i], i < BLOCK_TOKENS. Adds the four vectors while transposing them, instead of
- * reducing each one. */
+/* Stores the sum of the lanes of a[i] to out[i], i < BLOCK_TOKENS. Transposes and adds the four vectors together, instead of
+ * reducing each vector separately. */
 FKV_INLINE void vf_sums(const vf a[BLOCK_TOKENS], float *out) {
     __m512 ab = _mm512_add_ps(_mm512_unpacklo_ps(a[0], a[1]), _mm512_unpackhi_ps(a[0], a[1]));
     __m512 cd = _mm512_add_ps(_mm512_unpacklo_ps(a[2], a[3]), _mm512_unpackhi_ps(a[2], a[3]));

@@ -325,7 +325,7 @@ static jinja_value call_macro(jinja_context *c, const jinja_macro *macro, const 
     if (caller != NULL) fkv_jinja_bind(c, &scope, caller->node->name, given);
     jinja_writer w = {.c = c};
     jinja_scope *kept =
-        fkv_jinja_take(c, 1, sizeof *kept); /* in the arena, because macros in the body may use this scope after the call */
+        fkv_jinja_take(c, 1, sizeof *kept); /* in the arena, because macros in the body may access the scope after the call */
     if (kept == NULL) return fkv_jinja_undefined();
     *kept = scope;
     fkv_jinja_run(c, macro->node->body, kept, &w);

@@ -171,7 +171,7 @@ jinja_list *fkv_jinja_items(jinja_context *c, const jinja_value *v) {
 
 /* ---- str() and repr() ---- */
 
-/* Writes the shortest decimal number that parses to the same value, formatted as in Python. */
+/* Writes a float as Python does, with the fewest digits that parse to the same value. */
 static void write_float_text(jinja_writer *w, double x) {
     char digits[32];
     char text[48];

@@ -181,7 +181,7 @@ bool fkv_jinja_equal(jinja_context *c, const jinja_value *a, const jinja_value *
 int fkv_jinja_order(jinja_context *c, const jinja_value *a,
                     const jinja_value *b); /* returns -1, 0 or 1; fails for values that cannot be ordered */
 bool fkv_jinja_contains(jinja_context *c, const jinja_value *in, const jinja_value *what);
-bool fkv_jinja_number(const jinja_value *v, double *x); /* returns false unless v is an int, float or bool */
+bool fkv_jinja_number(const jinja_value *v, double *x); /* returns false if v is not an int, float or bool */
 void fkv_jinja_write_str(jinja_writer *w, const jinja_value *v);
 void fkv_jinja_write_repr(jinja_writer *w, const jinja_value *v);
 jinja_string fkv_jinja_str(jinja_context *c, const jinja_value *v);

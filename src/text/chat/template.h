@@ -17,7 +17,7 @@ typedef struct fkv_template fkv_template;
 fkv_status fkv_template_open(const char *text, size_t n_bytes, fkv_template **chat);
 void fkv_template_close(fkv_template *chat); /* accepts NULL */
 
-/* A template variable whose value is a special token of the model, such as "bos_token". */
+/* A template variable, such as bos_token, whose value is the text of a special token. */
 typedef struct fkv_template_word {
     const char *name;
     const char *text;

@@ -128,7 +128,7 @@ static void process_held(fkv_reply *r, bool at_end) {
             const reply_state *before = r->state;
             reply_raw_add(r, r->hold, r->n_hold);
             r->n_hold = 0;
-            if (r->state == before) m->found(r); /* a new state means that the buffer was full and the call became text */
+            if (r->state == before) m->found(r); /* otherwise the buffer was full, and the call became text */
             return;
         }
         if (partial && !at_end) return;
@@ -136,7 +136,7 @@ static void process_held(fkv_reply *r, bool at_end) {
         memmove(r->hold, r->hold + 1, --r->n_hold);
         const reply_state *before = r->state;
         reply_raw_add(r, &first, 1);
-        if (r->state == before) before->byte(r, first); /* a new state means that the buffer was full and the call became text */
+        if (r->state == before) before->byte(r, first); /* otherwise the buffer was full, and the call became text */
     }
 }
 

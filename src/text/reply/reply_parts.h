@@ -142,8 +142,8 @@ typedef struct reply_setup {
 
 fkv_status fkv_reply_start(const reply_setup *setup, fkv_reply **reply);
 
-/* Detect the syntax from the chat template, or from the vocabulary if the template does not determine it. has_token(user, text)
- * returns whether the text is a single special token. */
+/* Determine the syntax from the chat template or, if the template does not determine it, from the vocabulary. has_token(user,
+ * text) returns whether the text is a single special token. */
 fkv_reasoning_syntax fkv_reply_reasoning_of(fkv_bytes chat_template, bool (*has_token)(const void *user, const char *text),
                                             const void *user);
 fkv_tool_syntax fkv_reply_tools_of(fkv_bytes chat_template, bool (*has_token)(const void *user, const char *text),

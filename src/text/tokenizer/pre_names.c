@@ -46,7 +46,7 @@ enum { MAX_PATTERNS = 6, MAX_NAMES = 14 };
 
 typedef struct pre_tokenizer {
     const char *names[MAX_NAMES];
-    const char *patterns[MAX_PATTERNS]; /* split patterns, applied one after another; each match becomes a separate piece */
+    const char *patterns[MAX_PATTERNS]; /* split patterns, applied in this order; each match becomes a separate piece */
     bool nfc, whole_words;
 } pre_tokenizer;
 

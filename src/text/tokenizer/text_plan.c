@@ -1,7 +1,8 @@
 /* See text_plan.h.
  *
  * A normalizer step produces one piece, and a split step produces several. Each piece passes through the remaining steps
- * immediately, so no list of pieces is stored. A regular expression is matched within one piece and cannot look beyond it.
+ * immediately, so no list of pieces is stored. A regular expression is matched within one piece; lookarounds do not see other
+ * pieces.
  *
  * Patterns come from untrusted files, so each match attempt is limited to MATCH_LIMIT PCRE2 steps. Known patterns take linear
  * time and are exempt from this limit, because a run of a million spaces would exceed it.
@@ -48,8 +49,7 @@ static fkv_status compile_pattern(fkv_text_plan *plan, uint32_t i, pcre2_compile
     FKV_TRY(status);
     FKV_REQUIRE(plan->code[i] != NULL, FKV_UNSUPPORTED, "PCRE2 rejects the pattern \"%s\" at byte %zu (error %d)",
                 fkv_show(step->pattern).text, where, error);
-    (void)pcre2_jit_compile(plan->code[i],
-                            PCRE2_JIT_COMPLETE); /* a failure is ignored, because matching without JIT is only slower */
+    (void)pcre2_jit_compile(plan->code[i], PCRE2_JIT_COMPLETE); /* a failure is ignored; matching is then only slower */
     plan->is_known[i] = fkv_pre_pattern_is_known(step->pattern);
     return FKV_OK;
 }

@@ -43,7 +43,7 @@ typedef struct fkv_encoding {
     size_t n_tokens;
     fkv_token_merge merge;
     fkv_scratch kept; /* copy of a word, without its unknown characters */
-    bool in_unknown;  /* true if the last token is unk, so that following unknown text may be merged into it */
+    bool in_unknown;  /* true if the last token is unk; unknown text that follows may be merged into it */
 } fkv_encoding;
 
 FKV_INLINE void fkv_encoding_put(fkv_encoding *encoding, uint32_t token) {

@@ -54,9 +54,9 @@ typedef struct fkv_vocab_source {
     uint32_t ends[FKV_MAX_END_TOKENS];
     bool add_bos;
     bool add_space_prefix; /* SentencePiece; default true */
-    bool whole_words;      /* true if a word that is a token is emitted without applying merges; `pre` implies it in GGUF files */
-    bool byte_fallback;    /* for "gemma4" from tokenizer.json: true if unknown characters become byte tokens instead of unk */
-    bool fuse_unk;         /* true if consecutive unknown characters become a single unk token */
+    bool whole_words;   /* true if a word that is a token is emitted without applying merges; determined by `pre` in GGUF files */
+    bool byte_fallback; /* for "gemma4" from tokenizer.json: true if unknown characters become byte tokens instead of unk */
+    bool fuse_unk;      /* true if consecutive unknown characters become a single unk token */
     bool leftmost; /* true to prefer the leftmost of overlapping special tokens, then the longest; false to prefer the longest */
     fkv_bytes chat_template; /* or empty */
     fkv_sampling_source sampling;
