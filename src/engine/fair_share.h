@@ -1,10 +1,10 @@
 /* Fair scheduling between tenants: the Virtual Token Counter (Sheng et al., "Fairness in Serving Large Language Models", OSDI
  * 2024).
  *
- * A tenant's counter is the number of tokens computed for the tenant so far, divided by the tenant's weight. Output tokens count
- * output_weight times. The tenant with the smallest counter runs first. When an idle tenant becomes active, its counter is raised
- * to the smallest counter of the active tenants, so idle time earns no credit. A tenant slot is reused only while its tenant has
- * no requests.
+ * A tenant's counter is the number of tokens computed for the tenant so far, divided by the tenant's weight. An output token
+ * counts as output_weight tokens. The tenant with the smallest counter runs first. When an idle tenant becomes active, its
+ * counter is raised to the smallest counter of the active tenants, so idle time earns no credit. A tenant slot is reused only
+ * while its tenant has no requests.
  */
 #ifndef FKV_FAIR_SHARE_H
 #define FKV_FAIR_SHARE_H

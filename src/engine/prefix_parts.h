@@ -15,7 +15,7 @@ typedef enum fkv_part_kind { FKV_PART_PAGE, FKV_PART_OPEN_PAGE, FKV_PART_STATE }
 
 typedef struct fkv_prefix_part {
     fkv_part_kind kind;
-    uint32_t page; /* logical page; a state is the state after the last token of this page */
+    uint32_t page; /* logical page; for a snapshot, the page after whose last token the state was saved */
 } fkv_prefix_part;
 
 /* Kinds of additional parts that the prefixes of a cache have. */

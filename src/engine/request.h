@@ -49,8 +49,7 @@ typedef struct fkv_job {
     uint32_t tenant_slot; /* slot of the tenant in fkv_fair_share */
     uint32_t n_cached;    /* number of prompt tokens reused from the prefix tree at admission */
     uint32_t junction;    /* position at which this prompt diverges from others: the number of prompt tokens in the prefix tree at
-                             admission, whether or not they could be shared, or the number of tokens in common with a job that waits
-                             for this one */
+                             admission, shareable or not, or the number of tokens in common with a job that waits for this job */
     uint32_t n_matched;   /* number of prompt tokens found in the prefix tree at the last lookup */
     uint32_t n_expected;  /* number of prompt tokens expected to be in the prefix tree at admission; used only for predictions */
     bool waits_for_page;  /* true if the job has waited at least once for a page that another job was computing */

@@ -119,7 +119,7 @@ double fkv_scheduler_wait(const fkv_scheduler *s);
 /* Predicts the time, in seconds, until the next queued request starts. */
 double fkv_scheduler_next_start(const fkv_scheduler *s);
 
-/* Lists up to `capacity` jobs, running ones first. Returns the number of entries written. */
+/* Lists up to `capacity` jobs, with running jobs first. Returns the number of entries written. */
 uint32_t fkv_scheduler_list(const fkv_scheduler *s, fkv_request_info *list, uint32_t capacity);
 
 #endif

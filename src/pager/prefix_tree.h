@@ -32,7 +32,7 @@ void fkv_tree_touch(fkv_pager *pager, uint32_t node);
  * belongs to the current insertion. */
 uint32_t fkv_tree_add(fkv_pager *pager, uint64_t tenant, uint32_t parent, const uint32_t *tokens);
 
-/* Adds an allocated page to a node, as the node's page of `group`. */
+/* Makes an allocated page the page of a node in `group`. */
 void fkv_tree_adopt(fkv_pager *pager, uint32_t node, uint32_t group, uint32_t page);
 
 /* Removes the page of `group` from a node. In the full group, the caller must remove the node as well. */

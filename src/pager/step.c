@@ -179,7 +179,7 @@ static void finish_step(fkv_pager *pager) {
     fkv_pager_settle(pager);
 }
 
-/* Applies the new length of one row's sequence: updates the tail counts and releases the pages that have left the window. */
+/* Sets the new length of a row's sequence, updates the tail counts, and releases the pages that have left the window. */
 static void advance_row(fkv_pager *pager, const fkv_step_row *row) {
     fkv_sequence *s = &pager->sequences[row->slot];
     uint32_t page_tokens = pager->spec.page_tokens;

@@ -36,7 +36,8 @@ FKV_INLINE int32_t dword(const int8_t *p) {
 /* Computes the dot products of 16 rows of codes with each of the vectors bytes[i], i < n_sums, over n_quads quads. Adds the
  * products of even quads to even[i] and of odd quads to odd[i], with row r in lane r. The counts are compile-time constants.
  * Additions to one register form a dependency chain. Callers with few accumulators therefore pass different arrays for even and
- * odd quads. All other callers pass the same array twice. Integer sums are exact in any order. */
+ * odd quads. All other callers pass the same array twice. The order of additions does not matter, because integer sums are exact.
+ */
 FKV_INLINE void dot_quads(int n_sums, int n_quads, const __m512i *quads, const int8_t *const *bytes, __m512i *even,
                           __m512i *odd) {
     FKV_UNROLL

@@ -16,7 +16,7 @@ void fkv_chat_close(fkv_chat *chat); /* accepts NULL */
 /* Returns the reason why conversations cannot be rendered, or "" if they can. */
 const char *fkv_chat_refusal(const fkv_chat *chat);
 
-/* Renders a conversation. Implements fkv_chat_render() of flatkv/model.h. */
+/* Renders a conversation. Implements fkv_chat_render(), which is declared in flatkv/model.h. */
 fkv_status fkv_chat_run(const fkv_chat *chat, const char *conversation, size_t n_bytes, const int64_t *now, fkv_rendered *out);
 
 #endif

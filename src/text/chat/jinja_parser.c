@@ -606,7 +606,8 @@ static jinja_node *parse_parameters(parser *p) {
     return first;
 }
 
-/* Parses the end of a tag and its body. A break or continue in the body cannot refer to a loop outside of the body. */
+/* Parses the end of an opening tag and the body that follows it. A break or continue in the body cannot refer to a loop outside
+ * of the body. */
 static void parse_own_body(parser *p, jinja_node *node, const char *const *ends) {
     expect_close(p);
     uint32_t loops = p->loops;
