@@ -54,7 +54,8 @@ void fkv_tier_announce(const fkv_prefix_tier *t, const fkv_job *job) {
 /* Returns the number of pages and additional parts of the prefix that is being restored. */
 static uint32_t restore_end(const fkv_prefix_tier *t) { return t->end_page + fkv_parts_count(t->kinds, t->end_page); }
 
-/* Returns page i of the prefix that is being restored, or one of its additional parts. */
+/* Returns page i of the prefix that is being restored. Numbers after the last page refer to the additional parts of the prefix.
+ */
 static fkv_prefix_part restored_part(const fkv_prefix_tier *t, uint32_t i) {
     if (i < t->end_page) return (fkv_prefix_part){FKV_PART_PAGE, i};
     return fkv_parts_get(t->kinds, t->end_page, i - t->end_page);

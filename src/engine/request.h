@@ -76,8 +76,8 @@ typedef struct fkv_job {
     fkv_answer answers[]; /* [r.n] */
 } fkv_job;
 
-/* Allocates a job with a copy of the request, except for tenant_name. Returns NULL if out of memory. max_token_bytes: size of the
- * longest token text, in bytes. max_keys: number of page keys to allocate. */
+/* Allocates a job and copies the request into it, except for tenant_name. Returns NULL if out of memory. max_token_bytes: size of
+ * the longest token text, in bytes. max_keys: number of page keys to allocate. */
 fkv_job *fkv_job_make(const fkv_request *request, uint32_t max_new, size_t max_token_bytes, uint32_t max_keys);
 void fkv_job_free(fkv_job *job); /* job may be NULL */
 

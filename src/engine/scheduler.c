@@ -148,7 +148,7 @@ double fkv_scheduler_next_start(const fkv_scheduler *s) {
         running += seconds;
         if (seconds < first) first = seconds;
     }
-    double soon = first * s->n_running; /* until the first of them ends, the running jobs share the machine equally */
+    double soon = first * s->n_running; /* running jobs share the machine equally until the first of them ends */
     return soon < running ? soon : running;
 }
 

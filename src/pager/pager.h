@@ -153,9 +153,9 @@ void fkv_pager_prefix_end(fkv_pager *pager, uint64_t tenant, const uint32_t *tok
 fkv_status fkv_pager_drop_state(fkv_pager *pager, uint64_t tenant, const uint32_t *tokens, uint32_t n_pages);
 
 /* Sets the length of an empty sequence to n_tokens and allocates its pages. The caller then fills the pages from a file. In
- * window groups, allocates only the pages that a query at n_tokens attends to, including sinks but not spare pages. Cannot run
- * out of pages, because the sequence has reserved them. Returns FKV_SEQ_FULL if n_tokens exceeds max_tokens, and FKV_BAD_STATE if
- * the sequence is not empty. */
+ * window groups, allocates only the pages that a query at n_tokens attends to, including sinks but not spare pages. The pool
+ * cannot run out of pages here, because the sequence has reserved them. Returns FKV_SEQ_FULL if n_tokens exceeds max_tokens, and
+ * FKV_BAD_STATE if the sequence is not empty. */
 fkv_status fkv_pager_fill(fkv_pager *pager, fkv_seq seq, uint32_t n_tokens);
 
 /* ---- steps ---- */

@@ -32,7 +32,7 @@ void fkv_tree_touch(fkv_pager *pager, uint32_t node);
  * belongs to the current insertion. */
 uint32_t fkv_tree_add(fkv_pager *pager, uint64_t tenant, uint32_t parent, const uint32_t *tokens);
 
-/* Makes an allocated page the page of a node in `group`. */
+/* Assigns an allocated page to a node as the node's page in `group`. */
 void fkv_tree_adopt(fkv_pager *pager, uint32_t node, uint32_t group, uint32_t page);
 
 /* Removes the page of `group` from a node. In the full group, the caller must remove the node as well. */
@@ -51,10 +51,10 @@ uint32_t fkv_tree_cached_pages(const fkv_pager *pager, uint32_t group);
 /* Returns the heap from which fkv_tree_strip_page() evicts. The heap is empty if the group has no cached page. */
 const fkv_node_heap *fkv_tree_strip_heap(const fkv_pager *pager, uint32_t group);
 
-/* Evicts one cached page of a window group, which must have at least one: the oldest page, or in the state group the least useful
- * state. In a group with spare pages, sink pages and all other pages are separate sets. The page is evicted from the larger set,
- * or from the set of other pages if both sets have the same size. Without its sink page, no part of a prefix can be shared. If
- * another page is missing, the prefix can still be shared up to the preceding span. If there is a state group, pages that no
+/* Evicts one cached page of a window group: the oldest page or, in the state group, the least useful state. The group must have a
+ * cached page. In a group with spare pages, sink pages and all other pages are separate sets. The page is evicted from the larger
+ * set, or from the set of other pages if both sets have the same size. Without its sink page, no part of a prefix can be shared.
+ * If another page is missing, the prefix can still be shared up to the preceding span. If there is a state group, pages that no
  * snapshot needs are evicted first. */
 void fkv_tree_strip_page(fkv_pager *pager, uint32_t group);
 

@@ -23,7 +23,7 @@
 
 enum {
     FOLDER_BYTES = 4096, /* maximum length of a folder path */
-    NAME_BYTES = 256,    /* maximum length of a file name, terminator included */
+    NAME_BYTES = 256,    /* maximum length of a file name, including the terminator */
     INDEX_ENTRIES = 512, /* number of index entries in one batch, which is written with one call */
     INDEX_BYTES = INDEX_ENTRIES * (int)sizeof(fkv_file_entry),        /* size of one batch of index entries */
     CHUNK_BYTES = (FKV_FILE_BUFFER_BYTES - INDEX_BYTES) / 4096 * 4096 /* maximum number of page bytes in one write */
