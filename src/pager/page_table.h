@@ -52,8 +52,8 @@ FKV_INLINE uint32_t *fkv_table_entry(const fkv_group *group, uint32_t slot, uint
  * lazily committed cache unused rows occupy no memory. */
 void fkv_table_prepare(fkv_pager *pager, uint32_t slot);
 
-/* Returns the snapshot of the sequence's state after its first n_tokens tokens. The snapshot is found through the sequence's last
- * full page before n_tokens in the full group, whose prefix-tree node holds it. Returns FKV_NO_PAGE if there is no snapshot. */
+/* Returns the snapshot of the sequence's state after its first n_tokens tokens. The snapshot belongs to the prefix-tree node of
+ * the sequence's page in the full group that ends at n_tokens. Returns FKV_NO_PAGE if there is no snapshot. */
 uint32_t fkv_table_snapshot(const fkv_pager *pager, const fkv_sequence *s, uint32_t n_tokens);
 
 /* Returns whether the sequence holds all pages that a query at position n_wanted attends to; n_wanted <= length. In the state

@@ -88,7 +88,7 @@ typedef struct fkv_pager_spec {
  * pages of a sequence with max_seq_tokens tokens. */
 typedef struct fkv_window_pages {
     uint32_t rest; /* maximum number of pages that one sequence holds between steps */
-    uint32_t most; /* maximum number of pages that one sequence holds during a step: sinks, window and a full step */
+    uint32_t most; /* maximum number of pages that one sequence holds during a step: sink pages, window and the largest step */
     uint32_t step; /* maximum number of pages that one step adds beyond `rest`, summed over all sequences */
 } fkv_window_pages;
 

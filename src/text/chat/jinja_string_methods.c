@@ -335,8 +335,8 @@ static jinja_value method_capitalize(jinja_context *c, jinja_string s, const jin
     return fkv_jinja_of_string(fkv_jinja_capitalized(c, s, false));
 }
 
-/* Converts a letter to uppercase if it follows a character without case, and all other letters to lowercase. Unlike the title
- * filter, str.title() also capitalizes a letter after an apostrophe. */
+/* Converts the first letter, and each letter after a character without case, to uppercase. Converts all other letters to
+ * lowercase. Unlike the title filter, str.title() also capitalizes a letter after an apostrophe. */
 static jinja_value method_title(jinja_context *c, jinja_string s, const jinja_arguments *args) {
     jinja_writer w = {.c = c};
     bool begins = true;
