@@ -2,10 +2,11 @@
  * and empties the buffers and never waits for the store.
  *
  * All memory is in a single mapping, which holds two ring buffers: one for writes and one for reads. Each ring has one producer
- * and one consumer, with the invariant n_released <= n_completed <= n_started <= n_submitted <= n_released + n_slots. In the
- * write ring, the engine submits a page, and the write thread completes and releases the slot. In the read ring, the engine
- * submits a key, the read thread completes the slot with the page, and the engine releases the slot. The read thread may start
- * several reads before the first one is complete.
+ * and one consumer, with the invariant
+ *     n_released <= n_completed <= n_started <= n_submitted <= n_released + n_slots.
+ * In the write ring, the engine submits a page, and the write thread completes and releases the slot. In the read ring, the
+ * engine submits a key, the read thread completes the slot with the page, and the engine releases the slot. The read thread may
+ * start several reads before the first one is complete.
  */
 #ifndef FKV_PREFIX_TRAFFIC_H
 #define FKV_PREFIX_TRAFFIC_H
