@@ -10,7 +10,7 @@
  * caches, as in a model with many layers. The new K, V and query rows of the call are then loaded again, because in a model they
  * would be in a CPU cache.
  *
- * The cases are those of the parity test (tests/attn_cases.h).
+ * Codecs and shapes are those of the parity test (tests/attn_cases.h).
  */
 #include "bench_attn_mlx.h"
 #include "bench_attn_options.h"
@@ -25,7 +25,7 @@
 
 static const char PROGRAM[] = "bench_attn";
 
-/* Tolerance of the parity test. Kernels accumulate in float, and the reference accumulates in double. */
+/* Largest accepted relative error, as in the parity test. Kernels accumulate in float, the reference in double. */
 static const double KERNEL_TOLERANCE = 1e-3;
 
 static const uint64_t SEED = 20261115;
@@ -59,8 +59,7 @@ typedef struct result {
     kit_spread ms;
     uint64_t packed_bytes; /* packed bytes that attention reads or a write stores */
     double roof;           /* bytes per second */
-    double speedup; /* speedup over codec 16/16: median over rounds of (time of 16/16) / (time of this codec); NAN if 16/16 was
-                       not measured */
+    double speedup; /* median over all rounds of (time of codec 16/16) / (time of this codec); NAN if 16/16 was not measured */
 } result;
 
 typedef struct bench {

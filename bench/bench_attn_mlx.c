@@ -84,10 +84,10 @@ typedef struct mlx_bench {
     bool is_gpu;
     uint32_t n_rounds; /* single calls */
     uint32_t n_chain;
-    const char *only; /* runs only the cases whose names contain this text; NULL: all cases */
+    const char *only; /* if not NULL, only the cases whose names contain this text are run */
     bool peers;
-    bool bf16_only;           /* of MLX's own implementations, measures only bf16 */
-    int lengths[MAX_LENGTHS]; /* numbers of cached tokens that replace those of the cases */
+    bool bf16_only;           /* true: of the two MLX implementations, only bf16 attention is measured */
+    int lengths[MAX_LENGTHS]; /* if n_lengths > 0, each case is run with these numbers of cached tokens instead of its own */
     int n_lengths;
     uint32_t divide; /* factor by which the number of cached tokens is divided; above 1 for --quick */
     bool json;
@@ -144,8 +144,8 @@ static size_t memory(int (*which)(size_t *)) {
 
 /* ---- read bandwidth ---- */
 
-/* Kernel that reads the whole buffer, 16 bytes at a time, and writes one word. The result of the previous pass is an additional
- * input, so that passes run one after another.
+/* Source of a kernel that reads the whole buffer, 16 bytes at a time, and writes one word. The result of the previous pass is an
+ * additional input, so that two passes never overlap.
  */
 static const char READ_SOURCE[] =
     "const uint4 *from = (const uint4 *)data;\n"
@@ -165,7 +165,7 @@ static const char READ_SOURCE[] =
 static mlx_array read_all(mlx_bench *b, mlx_array data, mlx_array before, mlx_fast_cuda_kernel kernel,
                           mlx_fast_cuda_kernel_config config) {
     fkv_mlx_graph *g = &b->g;
-    if (!b->is_gpu || kernel.ctx == NULL) { /* without a CUDA kernel, computes the maximum of the buffer */
+    if (!b->is_gpu || kernel.ctx == NULL) { /* where the CUDA kernel is not available, an MLX maximum reads the buffer */
         mlx_array after = before.ctx != NULL ? fkv_mlx_after(g, data, before) : data;
         return fkv_mlx_max_last(g, fkv_mlx_reshape(g, fkv_mlx_max_last(g, after), FKV_MLX_SHAPE(-1)));
     }
@@ -383,7 +383,7 @@ static mlx_array tokens_first(mlx_bench *b, mlx_array a, int from, int end) {
 
 /* Seals full pages of rows and decodes them again. x: [N, PAGE_TOKENS, D] */
 static mlx_array sealed_pages(mlx_bench *b, mlx_array x, int n, fkv_codec_config config) {
-    static fkv_mlx_state state; /* has a separate graph; each call releases the arrays of the previous call */
+    static fkv_mlx_state state; /* holds a graph that is separate from b->g; each call releases the arrays of the previous call */
     fkv_codec codec;
     must(fkv_codec_make(config, (uint32_t)b->c.dim, FKV_F16, &codec));
     fkv_mlx_graph_release(&state.graph, 0);
@@ -524,9 +524,9 @@ static double error_of(mlx_bench *b, mlx_array ours) {
 typedef mlx_array (*attend_fn)(mlx_bench *b, mlx_array q);
 
 /* Returns the number of calls in a chain: the requested number, or fewer if the chain would exceed the time limit CHAIN_US or the
- * memory limit CHAIN_BYTES. In a chain of CHAIN_US, the evaluation overhead is already negligible. The memory limit is needed
- * because MLX allocates the memory of a whole evaluation in advance, and its quantized attention needs gigabytes for a chunk of
- * queries. */
+ * memory limit CHAIN_BYTES. In a chain that takes CHAIN_US, the overhead of the evaluation is already negligible. The memory
+ * limit is needed because MLX allocates all memory of an evaluation in advance, and the quantized attention of mlx-lm needs
+ * gigabytes for a prefill chunk. */
 static uint32_t chain_of(const mlx_bench *b, const mlx_result *r) {
     double n = fmin(b->n_chain, CHAIN_US / r->us_single);
     if (r->extra_bytes > 0) n = fmin(n, (double)CHAIN_BYTES / (double)r->extra_bytes);
@@ -654,7 +654,7 @@ static void run_case(mlx_bench *b, const mlx_case *given, bool with_peers) {
     (void)mlx_clear_cache();
 }
 
-/* Runs a case with the n-th of the given numbers of cached tokens, if there are any. */
+/* Runs a case. If numbers of cached tokens were given on the command line, uses the n-th of them. */
 static void run_length(mlx_bench *b, const mlx_case *given, int n, bool with_peers) {
     mlx_case c = *given;
     if (b->n_lengths > 0) c.cached = b->lengths[n];

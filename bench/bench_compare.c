@@ -24,12 +24,12 @@
 
 static const char PROGRAM[] = "bench_compare";
 
-/* Largest accepted relative errors of an output, compared with exact attention over unquantized values. The relative error is
- * about 0.1 with 4-bit codes and about 0.5 with 2-bit codes. A wrong layout, head or mask gives a relative error near 1. */
+/* Largest accepted relative errors of an output, compared with exact attention over unquantized values. Typical errors are 0.1
+ * with 4-bit codes and 0.5 with 2-bit codes. A wrong layout, head or mask gives a relative error near 1. */
 static const double FAR_OFF = 0.35;
 static const double FAR_OFF_TWO_BITS = 0.7;
 
-/* Name of the compared implementation (peer) that runs in a Python interpreter; all others are libggml libraries. */
+/* Name of the only peer that runs in a Python interpreter. All other peers are libggml libraries. */
 static const char MLX_LM[] = "mlx-lm";
 
 enum {
@@ -39,7 +39,7 @@ enum {
     MAX_ROUNDS = 200,
     MAX_SEQUENCES = 64,
     WRITE_TOKENS = 512,
-    WAKING_WINDOW = 64, /* window, in tokens, of the small layer that is run only to wake the worker threads */
+    WAKING_WINDOW = 64, /* window, in tokens, of the second layer, which is run only to wake the worker threads */
     NAME_BYTES = 64
 };
 

@@ -23,9 +23,10 @@ typedef struct picture {
     const char *title;
     const char *x_label;
     const plot_axis *x;
-    /* returns x for a case; if NULL, x is the number of bits per stored value, and one line covers all cache types */
+    /* returns the x value of a case; if NULL, x is the number of bits per stored value, and the plot has only one line, for
+     * flatkv */
     case_number x_of;
-    bool is_log; /* true: both axes are logarithmic; false: only the x axis is logarithmic, and only if x_of is not NULL */
+    bool is_log; /* true if the y axis is logarithmic; the x axis is logarithmic if x_of is not NULL */
 } picture;
 
 /* One line of the plot and, for flatkv, a second line with the bandwidth limit. */

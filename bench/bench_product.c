@@ -17,7 +17,7 @@
 #include <stdlib.h>
 
 static const char PROGRAM[] = "bench_product";
-static const double PRODUCT_TOLERANCE = 2e-4; /* tolerance for the relative error, as in the parity test */
+static const double PRODUCT_TOLERANCE = 2e-4; /* largest accepted relative error, as in the parity test */
 static const uint64_t SEED = 20261115;
 
 enum { MAX_LIST = BENCH_MAX_ROOFS, MAX_ROUNDS = 1000, N_CHECKED = 64 };
@@ -44,7 +44,8 @@ typedef struct shape {
     uint32_t n_cols;
 } shape;
 
-static const shape default_shapes[] = {{8960, 1536}, {1536, 8960}, {1536, 1536}}; /* up, down, query matrices of Qwen2.5 1.5B */
+static const shape default_shapes[] = {
+    {8960, 1536}, {1536, 8960}, {1536, 1536}}; /* up, down and query projections of Qwen2.5 1.5B */
 
 typedef struct options {
     shape shapes[MAX_LIST];

@@ -1,10 +1,11 @@
-/* Measures reads of a prefix store on a Redis server against plain GET commands on the same connection type.
+/* Compares the speed of reads from a prefix store on a Redis server with the speed of plain GET commands over the same type of
+ * connection.
  *
  * usage: bench_redis unix:PATH|HOST:PORT [PAGE_BYTES [N_PAGES]]
  *
  * Writes N_PAGES pages, reads them repeatedly with both methods in turn, and prints JSON with the medians. The store decrypts and
- * authenticates each page; GET only receives the bytes. Both methods have the same number of commands in flight, because the rate
- * of Redis depends on it. Every page is compared with the bytes that were written.
+ * authenticates each page; GET only receives the bytes. Both methods keep the same number of commands in flight, because the
+ * throughput of Redis depends on this number. Every page is compared with the bytes that were written.
  */
 #include <flatkv/prefix_store.h>
 
@@ -67,8 +68,8 @@ static bool receive_all(int fd, char *bytes, size_t n) {
 
 static bool send_text(int fd, const char *text, size_t n) { return send(fd, text, n, 0) == (ssize_t)n; }
 
-/* Reads the n_pages values with n_in_flight commands in flight into the buffers of `pages` in turn, as the store does. Returns
- * the seconds, or 0 on failure. */
+/* Reads n_pages values with up to n_in_flight commands in flight. Uses the buffers of `pages` in rotation, as the store does.
+ * Returns the duration in seconds, or 0 on failure. */
 static double read_plain(int fd, uint64_t n_bytes, uint32_t n_pages, uint32_t n_in_flight, const fkv_page_read *pages) {
     char head[64];
     const double start = seconds_now();
@@ -103,13 +104,13 @@ static bool write_plain(int fd, uint32_t number, uint64_t n_bytes, char *buffer)
 /* ---- the store ---- */
 
 typedef struct page_sequence {
-    fkv_page_read *pages; /* [READ_AHEAD] buffers that are used in turn */
+    fkv_page_read *pages; /* [READ_AHEAD] buffers, used in rotation */
     const uint8_t *expected;
     uint32_t n_pages;
     uint32_t n_next;
     uint32_t n_done;
     uint32_t n_wrong;
-    uint32_t n_in_flight; /* maximum number of pages that the store requested before the first of them was done */
+    uint32_t n_in_flight; /* largest number of pages that were requested but not yet received at any time */
 } page_sequence;
 
 static fkv_page_key key_of(uint32_t i) {
@@ -131,7 +132,7 @@ static fkv_page_read *next_page(void *user) {
 static void page_done(void *user) {
     page_sequence *s = user;
     const fkv_page_read *page = &s->pages[s->n_done++ % READ_AHEAD];
-    /* A sample of the bytes; the store has authenticated all of them. */
+    /* Compares only the first 4096 bytes, because the store has authenticated the whole page. */
     const bool equal = page->status == FKV_OK && page->n_bytes == page->capacity && memcmp(page->packed, s->expected, 4096) == 0;
     s->n_wrong += !equal;
 }
@@ -178,7 +179,7 @@ int main(int argc, char **argv) {
     double plain[ROUNDS];
     double verified[ROUNDS];
     double share[ROUNDS];
-    for (int i = -2; i < ROUNDS; i++) { /* the first rounds warm up */
+    for (int i = -2; i < ROUNDS; i++) { /* the two rounds with negative numbers are a warm-up */
         const double b = read_store(&store, &sequence);
         const double a = read_plain(fd, n_bytes, n_pages, sequence.n_in_flight, pages);
         if (a == 0.0 || sequence.n_wrong > 0) return fail_with("a read failed");

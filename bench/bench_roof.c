@@ -11,8 +11,8 @@
 
 enum { CHUNK_BYTES = 1 << 20 }; /* number of bytes that a work item reads */
 
-/* Returns the size of the streamed buffer: four times the last-level cache if the system reports its size, but at least 256 MiB
- * and at most 1 GiB. */
+/* Returns the size of the streamed buffer: 256 MiB if `quick`, otherwise four times the size of the last-level cache (512 MiB if
+ * the system does not report it), but at least 256 MiB and at most 1 GiB. */
 static uint64_t stream_size(bool quick) {
     uint64_t bytes = UINT64_C(512) << 20;
 #ifdef _SC_LEVEL3_CACHE_SIZE

@@ -16,10 +16,10 @@ static const char PROGRAM[] = "ggml_peer";
 
 enum {
     MAX_LIBRARIES = 8,
-    MASK_ROWS = 64,          /* mask rows are padded to a multiple of this number, which suffices for every version of ggml */
-    N_WARM = 256,            /* number of tokens in the warm-up case, which wakes the worker threads */
+    MASK_ROWS = 64,          /* mask rows are padded to a multiple of 64, which satisfies every version of ggml */
+    N_WARM = 256,            /* number of tokens in the small case that is run only to wake the worker threads */
     HANDLES_BYTES = 1 << 20, /* size of a ggml context without its tensor data */
-    WORK_BYTES = 256 << 20,  /* size of the work buffer of one call; unused pages are never touched */
+    WORK_BYTES = 256 << 20,  /* size of the work buffer of one call; memory pages that a call does not need are never touched */
     N_ARGUMENTS = 10
 };
 
@@ -34,7 +34,7 @@ typedef struct ggml_init_params {
     bool no_alloc;
 } ggml_init_params;
 
-/* Type numbers of ggml. The first four are the same in all versions; the last exists only in ik_llama.cpp. */
+/* Type numbers of ggml. The first four are the same in all versions of ggml; the last type exists only in ik_llama.cpp. */
 static const struct {
     const char *name;
     int number;
@@ -201,7 +201,7 @@ int ggml_peer_main(int argc, char **argv) {
     kit_set_program(PROGRAM);
     if (argc != N_ARGUMENTS) kit_die(EXIT_USAGE, "this mode is called by bench_compare only");
     FILE *answers = fdopen(dup(STDOUT_FILENO), "wb");
-    (void)dup2(STDERR_FILENO, STDOUT_FILENO); /* sends output of the library to stderr instead of stdout */
+    (void)dup2(STDERR_FILENO, STDOUT_FILENO); /* the library prints to stderr; stdout carries only answers */
     uint32_t numbers[6];
     for (int i = 0; i < 6; i++) {
         static const uint32_t max[1] = {1u << 26};

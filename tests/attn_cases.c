@@ -37,7 +37,7 @@ void attn_random_rows(uint64_t *state, fkv_type type, uint32_t dim, bool outlier
     }
 }
 
-/* Multiplies all values by the gain. In every `every`-th row, also replaces one channel with its absolute value multiplied by the
+/* Multiplies all values by the gain. In one of `every` rows, also replaces one channel with its absolute value multiplied by the
  * peak. rows: [n / dim, dim] */
 static void resize_rows(attn_sizes sizes, fkv_type type, uint32_t dim, uint32_t every, size_t n, void *rows) {
     float gain = sizes.gain != 0 ? sizes.gain : 1;
@@ -59,7 +59,7 @@ static void *allocate(size_t bytes) {
     return block;
 }
 
-/* Returns a copy of the case in which the rotations that its codecs require are enabled. */
+/* Returns a copy of the case with those rotations enabled that its codecs require. */
 static attn_case with_required_rotations(attn_case c) {
     fkv_codec_info k = {0};
     fkv_codec_info v = {0};

@@ -35,8 +35,8 @@ void cache_tokens(uint64_t seed, uint32_t *tokens, uint32_t n_tokens) {
     for (uint32_t i = 0; i < n_tokens; i++) tokens[i] = (uint32_t)(mix(mix(seed) + i) % 100000);
 }
 
-/* Independent 16-bit float conversions, written from the format definitions. Values must be finite and well below the largest
- * f16. */
+/* Conversions to and from 16-bit floats, written from the format definitions and independent of the library. They support only
+ * finite values that are well below the largest f16. */
 static uint16_t to_f16(float x) {
     uint16_t sign = signbit(x) ? 0x8000 : 0;
     int exponent = 0;

@@ -51,7 +51,7 @@ fkv_engine *engine_fixture_open(uint32_t max_seqs) {
     c.runner.page_tokens = 16;
     c.runner.n_threads = 2;
     c.max_queue = 100;
-    c.max_wait_s = 0.0; /* admission must not depend on the speed of the machine */
+    c.max_wait_s = 0.0; /* no limit on the wait, so that admission does not depend on the speed of the machine */
     c.step_ms = 20.0;
     c.runner.isa = engine_fixture.isa;
     if (engine_fixture.is_affine) ck_ok(fkv_codec_parse("8/4", &c.runner.k, &c.runner.v));

@@ -278,7 +278,7 @@ double golden_model_embedding_distance(const golden_model *g, const fkv_model *m
     fkv_runner *runner = model_runner(model, config);
     must(fkv_embed(runner, g->tokens, g->n_tokens, dim, got) == FKV_OK, "fkv_embed");
     const double distance = relative_l2(got, expected, dim);
-    /* an embedding with fewer dimensions consists of the first values, rescaled to a norm of 1 */
+    /* an embedding with half of the dimensions consists of the first half of the values, rescaled to a norm of 1 */
     double squares = 0.0;
     must(fkv_embed(runner, g->tokens, g->n_tokens, dim / 2, got) == FKV_OK, "fkv_embed");
     for (uint32_t i = 0; i < dim / 2; i++) squares += (double)expected[i] * (double)expected[i];

@@ -34,7 +34,7 @@ static void make_seeds(const char *golden, const char *corpus) {
     const struct {
         const char *seed;
         const char *file;
-        uint8_t fixes; /* combination of the fuzz target's FIX_ flags */
+        uint8_t fixes; /* bitwise OR of FIX_ flags, which the fuzz target defines */
         size_t length; /* length to which the file is truncated; 0 if it is not truncated */
     } seeds[] = {{"good", "good", 0, 0},           {"good_rehashed", "good", 24, 0}, {"good_fixed", "good", 31, 0},
                  {"small", "small", 0, 0},         {"small_fixed", "small", 29, 0},  {"small_adopted", "small", 31, 0},

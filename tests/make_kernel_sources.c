@@ -1,5 +1,5 @@
-/* Writes the kernel sources of each case. For "host", they are C++ that runs the kernels on the host. For "cuda" and "metal",
- * they are exactly the sources that a device would compile, with a function signature like the one that MLX generates.
+/* Writes the kernel sources of each case. "host" writes C++ sources that run the kernels on the host. "cuda" and "metal" write
+ * exactly the sources that are compiled for the device, with a function signature like the one that MLX generates.
  *
  * usage: make_kernel_sources host|cuda|metal <folder>
  */
@@ -66,8 +66,8 @@ static void put_warpgroup_prefill(FILE *file, const fkv_attn_layer *layer) {
     fputs(fkv_kernel_file_prefill_wgmma, file);
 }
 
-/* Writes the Hopper prefill kernel for pairs of blocks. The number of multiprocessors in the source makes the kernel expect that
- * both blocks of a pair run at the same time. */
+/* Writes the Hopper prefill kernel for pairs of blocks that share work. The source states a number of multiprocessors that is
+ * large enough for the kernel to assume that both blocks of a pair run at the same time. */
 static void put_lone_prefill(FILE *file, const fkv_attn_layer *layer) {
     put_number(file, "PREFILL_SHARERS", 2);
     put_number(file, "HOST_PROCESSORS", 132);
@@ -123,14 +123,14 @@ static const char *host_type_of(const char *name) {
     return strcmp(name, "numbers") == 0 ? "fkv_u16" : "void";
 }
 
-/* Returns true if the input is a dummy, which only enforces the order of kernels. A dummy input is always the last input of its
- * kernel. */
+/* Returns true if the kernel does not read the input. MLX uses such an input only to order kernels, and it is always the last
+ * input. */
 static bool is_ordering_input(const char *name) {
     return strcmp(name, "after") == 0 || strcmp(name, "after_open") == 0 || strcmp(name, "after_ring") == 0;
 }
 
-/* Writes the part of the entry function that runs one kernel. number: a value of fkv_kernel, or one of the additional kernels in
- * kernel_cases.h. */
+/* Writes the part of the entry function that runs one kernel. number: a value of fkv_kernel, or the number of an additional
+ * kernel in kernel_cases.h. */
 static void put_entry(FILE *file, int number, bool sealed) {
     static const char *const metal[N_KERNEL_ENTRIES] = {
         [KERNEL_SIMDGROUP_DECODE] = "auto fkv_attend_decode = simdgroup::fkv_attend_decode;\n",
@@ -211,7 +211,8 @@ static void write_device(const char *folder, uint32_t i, fkv_kernel_device devic
     }
 }
 
-/* Writes one parameter of the kernel of recurrent layers: a variable on the host, otherwise a part of the signature. */
+/* Writes one parameter of the kernel for recurrent layers. In host sources, the parameter is a variable; in device sources, it is
+ * part of the function signature. */
 static void put_recurrent_input(FILE *file, fkv_kernel_device device, int k) {
     const char *name = fkv_recurrent_inputs[k];
     const char *type = strcmp(name, "n_tokens") == 0 ? "uint32_t" : "float";
@@ -221,7 +222,7 @@ static void put_recurrent_input(FILE *file, fkv_kernel_device device, int k) {
         fprintf(file, "    const %s%s *%s,\n", device == FKV_KERNEL_METAL ? "device " : "", type, name);
 }
 
-/* Writes the kernel of recurrent layers for one shape. */
+/* Writes the source of the kernel for recurrent layers, for one shape. */
 static void write_recurrent(const char *folder, uint32_t i, fkv_kernel_device device) {
     static const char *const endings[] = {[FKV_KERNEL_CUDA] = ".cu", [FKV_KERNEL_METAL] = ".metal", [FKV_KERNEL_HOST] = ".cpp"};
     static const fkv_recurrent_device devices[] = {

@@ -5,8 +5,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-/* Pager configurations: page_tokens, max_seqs, max_seq_tokens, max_step_tokens, n_groups, then {window, n_sinks, n_pages,
- * n_spare, span} of each group, and true for the state group. */
+/* Pager configurations. The fields in braces are page_tokens, max_seqs, max_seq_tokens, max_step_tokens and n_groups, followed by
+ * {window, n_sinks, n_pages, n_spare, span} for each group. A state group has `true` as an additional field. */
 const pager_model_spec pager_model_specs[] = {
     {"full", false, {16, 6, 256, 64, 1, {{0, 0, 32}}}},
     {"full, tiny pool", false, {16, 4, 96, 32, 1, {{0, 0, 7}}}},
@@ -196,7 +196,7 @@ void model_write(pager_model *m, model_seq *q, uint32_t slot, uint32_t i) {
         if (g == m->n_state) continue;
         uint32_t page = fkv_page_at(fkv_pager_view(m->pager, g, slot), i / m->spec.page_tokens);
         q->writes[g][i] = m->n_writes;
-        /* after fkv_pager_fill(), masked tokens may have no page; model_check_sequence() checks that all other tokens have one */
+        /* after fkv_pager_fill(), masked tokens may have no page; model_check_sequence() checks that visible tokens have one */
         if (page == FKV_NO_PAGE) continue;
         m->memory[g][page * m->spec.page_tokens + i % m->spec.page_tokens] = (written){m->n_writes, q->prefix[i + 1]};
     }
@@ -250,8 +250,8 @@ uint32_t model_shadows(const pager_model *m, shadow *shadows) {
     return n;
 }
 
-/* Counts the promised, free and cached pages of the full-attention group. without: root of a subtree that is treated as removed,
- * or FKV_NO_NODE. */
+/* Counts the promised, free and cached pages of the full-attention group. without: root of a subtree that is counted as if it had
+ * been removed; FKV_NO_NODE for none. */
 balance model_count(const pager_model *m, const shadow *shadows, uint32_t n, uint32_t without) {
     balance b = {0};
     uint32_t refs[MAX_PAGES] = {0};

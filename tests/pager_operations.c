@@ -22,7 +22,7 @@ static uint32_t choose_max_tokens(const pager_model *m, pager_choices *choices, 
     return fkv_min_u32(fkv_max_u32(least, 1) + pager_choose(choices, range), most);
 }
 
-/* Builds a prompt that begins like an existing sequence or one of the fixed texts and continues with another text. */
+/* Builds a prompt that begins like an existing sequence or a fixed text and may continue with another text. */
 static uint32_t choose_prompt(const pager_model *m, pager_choices *choices, uint32_t *prompt) {
     uint32_t n = pager_choose(choices, m->spec.max_seq_tokens / (model_one_in(choices, 3) ? 1 : 3) + 1);
     const model_seq *like = &m->seqs[pager_choose(choices, m->spec.max_seqs)];
@@ -35,8 +35,8 @@ static uint32_t choose_prompt(const pager_model *m, pager_choices *choices, uint
     return n;
 }
 
-/* Checks the result of fkv_pager_match() against the model. Also allowed during a step, and before fkv_pager_open() calls that
- * may fail. */
+/* Checks the result of fkv_pager_match() against the model. May be called during a step, and before a call of fkv_pager_open()
+ * that may fail. */
 static bool match_agrees(pager_model *m, const fkv_seq_config *config, uint32_t n_found) {
     uint32_t n_shared = 0;
     EXPECT(fkv_pager_match(m->pager, config, &n_shared) == FKV_OK && n_shared == n_found * m->spec.page_tokens,
@@ -51,7 +51,7 @@ static bool operate_open(pager_model *m, pager_choices *choices) {
     uint32_t path[MAX_TOKENS];
     uint32_t n_prompt = model_one_in(choices, 3) ? 0 : choose_prompt(m, choices, prompt);
     uint32_t max_tokens = choose_max_tokens(m, choices, n_prompt);
-    /* max_tokens may be smaller than the prompt */
+    /* sometimes makes max_tokens smaller than the prompt */
     if (model_one_in(choices, 16)) max_tokens = 1 + pager_choose(choices, n_prompt + 1);
     uint64_t tenant = pager_choose(choices, N_TENANTS);
     fkv_seq_config config = {
@@ -97,8 +97,8 @@ static bool operate_open(pager_model *m, pager_choices *choices) {
     for (uint32_t i = 0; i < n_shared; i++) model_extend(q, i, prompt[i]);
     memset(q->spare, 0, sizeof q->spare);
     model_keep_spare(m, q);
-    /* shared tokens may have been written by any sequence, so only their hashes are compared with the prompt; the model records
-     * their write numbers, which must not change later */
+    /* any sequence may have written the shared tokens, so only their hashes are compared with the prompt; the model records the
+     * write numbers of these tokens, which must not change later */
     uint32_t slot = 0;
     EXPECT(seq != 0 && seq != m->closed && fkv_pager_slot(m->pager, seq, &slot) == FKV_OK, "open returned no valid sequence");
     q->slot = slot;
@@ -200,7 +200,7 @@ static bool operate_truncate(pager_model *m, pager_choices *choices) {
     if (q == NULL) return true;
     uint32_t n_tokens =
         model_one_in(choices, 3) ? q->len - fkv_min_u32(q->len, pager_choose(choices, 12)) : pager_choose(choices, q->len + 1);
-    /* half of the truncations end at a stored state */
+    /* about half of the truncations, those to an even length, are changed to end at a stored state */
     while (m->n_state < m->spec.n_groups && n_tokens > 0 && n_tokens % 2 == 0 && !model_has_state(m, q, n_tokens))
         n_tokens = (n_tokens - 1) / m->spec.page_tokens * m->spec.page_tokens;
     if (model_one_in(choices, 24)) n_tokens = q->len + 1;
@@ -218,8 +218,8 @@ static bool operate_truncate(pager_model *m, pager_choices *choices) {
     }
     fkv_status got = fkv_pager_truncate(m->pager, q->seq, n_tokens);
     if (expected == FKV_POOL_FULL) {
-        /* a truncation that fails with FKV_POOL_FULL may reorder the heaps of the tree, so the bytes of the pager are not
-         * compared */
+        /* a truncation that fails with FKV_POOL_FULL may reorder the heaps of the tree, so this test does not require unchanged
+         * bytes */
         EXPECT(got == expected, "truncate returned %s, expected FKV_POOL_FULL", fkv_status_name(got));
         m->tally.truncate_refused++;
         return true;
@@ -228,7 +228,7 @@ static bool operate_truncate(pager_model *m, pager_choices *choices) {
     m->tally.gone += expected == FKV_GONE;
     if (expected != FKV_OK) return true;
     if (m->n_state < m->spec.n_groups && n_tokens < q->len && n_tokens > 0) {
-        /* any sequence with these tokens may have written the snapshot */
+        /* the snapshot may have been written by any sequence with the same first n_tokens tokens */
         uint32_t page = model_state_page(m, q);
         EXPECT(page != FKV_NO_PAGE, "no state after a truncation to a snapshot");
         q->state_write = model_state(m, page)->write;
@@ -366,7 +366,7 @@ static uint32_t choose_rows(pager_model *m, pager_choices *choices, fkv_row *row
         const model_seq *q = &m->seqs[(first + s) % m->spec.max_seqs];
         if (!q->open || (skip > 0 && pager_choose(choices, skip + 1) == 0)) continue;
         uint32_t n_tokens = 1 + pager_choose(choices, model_one_in(choices, 3) ? m->spec.max_step_tokens : 5);
-        /* many chunks end at a page boundary, where the state of a sequence can be stored */
+        /* about half of the chunks end at a page boundary, because a state can be stored only there */
         if (m->n_state < m->spec.n_groups && model_one_in(choices, 2))
             n_tokens = m->spec.page_tokens - q->len % m->spec.page_tokens;
         if (!careless) n_tokens = fkv_min_u32(n_tokens, fkv_min_u32(left, q->max_tokens - q->len));
@@ -450,7 +450,7 @@ static bool write_step(pager_model *m, pager_choices *choices, const fkv_row *ro
     return true;
 }
 
-/* Closes some sequences during the step, both sequences that have rows in the step and sequences that have none. */
+/* Closes some sequences during the step. A closed sequence may or may not have rows in the step. */
 static bool close_in_step(pager_model *m, pager_choices *choices) {
     uint32_t n_left = 0;
     for (uint32_t s = 0; s < m->spec.max_seqs; s++) {
@@ -489,7 +489,7 @@ static bool match_in_step(pager_model *m, pager_choices *choices) {
     return true;
 }
 
-/* Removes the sequences that were closed during the step. Returns the number of new tokens that these sequences had in the step.
+/* Removes the sequences that were closed during the step. Returns the number of new tokens that the step had for these sequences.
  */
 static uint32_t forget_closing(pager_model *m, const fkv_row *rows, uint32_t n_rows) {
     uint32_t n_tokens = 0;
@@ -506,14 +506,14 @@ static uint32_t forget_closing(pager_model *m, const fkv_row *rows, uint32_t n_r
 static bool operate_step(pager_model *m, pager_choices *choices) {
     fkv_row rows[MAX_SEQS];
     uint32_t n_rows = choose_rows(m, choices, rows);
-    if (n_rows == 0 && !model_one_in(choices, 16)) return operate_close(m, choices); /* no sequence can grow any more */
+    if (n_rows == 0 && !model_one_in(choices, 16)) return operate_close(m, choices); /* no sequence can grow further */
     fkv_status expected = expected_of_rows(m, rows, n_rows);
     if (!model_answered(m, "begin", fkv_pager_step_begin(m->pager, rows, n_rows), expected)) return false;
     if (expected != FKV_OK) return true;
     EXPECT(fkv_pager_consistent(m->pager), "inconsistent in a step");
     if (model_one_in(choices, 4) && (!all_refused_in_step(m, rows[0]) || !match_in_step(m, choices))) return false;
 
-    uint64_t state_writes[MAX_SEQS]; /* values before the step, to be restored if the step is aborted */
+    uint64_t state_writes[MAX_SEQS]; /* state_write of each sequence before the step, restored if the step is aborted */
     for (uint32_t s = 0; s < m->spec.max_seqs; s++) state_writes[s] = m->seqs[s].state_write;
     bool abort = model_one_in(choices, 4);
     uint32_t closing = pager_choose(choices, 8);

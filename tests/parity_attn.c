@@ -1,6 +1,7 @@
 /* Compares the vector attention kernels with the scalar reference, and checks that outputs are bit-identical regardless of how
- * tokens are divided into steps and threads. Does not use the check library, because this program is also cross-compiled and run
- * under an emulator. An argument selects one instruction set; by default all supported ones are tested.
+ * tokens are divided into steps and of the number of threads. Does not use the check library, because this program is also
+ * cross-compiled and run under an emulator. An argument selects one instruction set. By default, all instruction sets that the
+ * machine supports are tested.
  */
 #include "attn_cases.h"
 #include "sanitized.h"
@@ -155,7 +156,7 @@ static void check_case(const attn_case *c, fkv_isa only) {
 static const attn_shape shapes[] = {{4, 4, 64},  {4, 1, 80},  {9, 3, 96},  {8, 2, 128},
                                     {4, 1, 256}, {7, 1, 512}, {40, 1, 64}, {2, 2, 16}};
 
-/* Tests lengths around every boundary: one token, a page, a tile, a split. */
+/* Numbers of cached tokens around every boundary: one token, a page, a tile and a split. */
 static const uint32_t starts[] = {0, 1, 15, 16, 17, 62, 63, 64, 65, 127, 128, 255, 256, 257, 700};
 
 static void every_codec_and_shape(fkv_isa only) {
@@ -228,11 +229,11 @@ static void latent_layers(fkv_isa only) {
     }
 }
 
-/* Tests histories with several splits, including a tile whose queries have splits of different lengths. */
+/* Tests histories with several splits. In one case, the queries of a tile have splits of different lengths. */
 static void long_histories(fkv_isa only) {
     attn_case c = {.shape = {4, 2, 64}, .codec = 2, .page_tokens = 64, .page_type = FKV_F16, .n_rows = 3};
     c.rows[0] = (attn_mix){5000, 1};
-    c.rows[1] = (attn_mix){8188, 8}; /* attention splits double in length at token 8192 */
+    c.rows[1] = (attn_mix){8188, 8}; /* the length of a split doubles at token 8192 */
     c.rows[2] = (attn_mix){300, 3};
     check_case(&c, only);
     c.window = 600;
@@ -265,14 +266,14 @@ static void runs_of_sealed_pages(fkv_isa only) {
 
 /* ---- full configuration range ---- */
 
-/* Returns the next case of a cycle through codecs and shapes. Each test below varies one setting (scale, soft cap or value sizes)
- * over its whole range, while the other settings keep scores within a few tens. */
+/* Returns the next case of a cycle through codecs and shapes. Each test below varies one setting (scale, soft cap or magnitude of
+ * values) over its whole range. The other settings keep scores at a few tens or less. */
 static attn_case sweep_case(void) {
     static const attn_shape sweep_shapes[] = {{8, 2, 128}, {3, 1, 64}, {16, 1, 128}, {4, 1, 256}};
     enum { S4 = FIRST_SEALED_CODEC, S3, C4 = FIRST_CALIBRATED_CODEC, C3 };
     static const uint32_t codecs[] = {3, 2, 0, 8, 1, 6, 7, S4, S3, C4, C3, 3, 2, 13, 8, 1, 15, 7, S4, S3, C4};
-    /* codecs: 4/4, 8/4, 16/16, 4/4 g32, 8/8, 2/2, 8/4 g32, s4/s4, s3/s3, c4/s4, c3/s3; in the second cycle, tq4 and tq2 replace
-     * 16/16 and 2/2 */
+    /* names of the codecs: 4/4, 8/4, 16/16, 4/4 g32, 8/8, 2/2, 8/4 g32, s4/s4, s3/s3, c4/s4, c3/s3; the second half of the list
+     * has tq4 and tq2 instead of 16/16 and 2/2 */
     static uint32_t turn;
     attn_case c = {.shape = sweep_shapes[turn % 4], .codec = codecs[turn % 21], .page_tokens = 64, .n_rows = 2};
     c.page_type = turn / 2 % 2 == 0 ? FKV_F16 : FKV_BF16;
@@ -323,9 +324,9 @@ static void every_sink(fkv_isa only) {
     }
 }
 
-/* Returns true if the scores of the case cannot be accurate in float. Channels in open pages of a sealed layer share a scale, so
- * a channel with values around 1e-9 is decoded with a relatively large error. Queries around 1e9 multiply this error, which makes
- * the softmax meaningless. */
+/* Returns true if the scores of the case cannot be accurate in float. In open pages of a sealed layer, several channels share a
+ * scale, so a channel with values around 1e-9 is decoded with a large relative error. Queries around 1e9 multiply this error,
+ * which makes the softmax meaningless. */
 static bool exceeds_float_precision(const attn_case *c) {
     return c->codec >= FIRST_SEALED_CODEC && c->q.peak * c->k.peak > 0 && c->q.peak > 1e6f;
 }
@@ -436,7 +437,7 @@ static bool all_finite(const float *x, size_t n) {
     return true;
 }
 
-/* A NaN or infinity in a query or a page must turn all outputs that depend on it into NaN, and no other outputs. */
+/* If a query or a page contains NaN or infinity, all outputs that depend on it must be NaN, and all others must be finite. */
 static void nan_and_infinity_propagate(fkv_isa only) {
     enum { HEADS = 4, TOKENS = 3 };
     fkv_workers *workers = workers_of(1);
@@ -451,8 +452,8 @@ static void nan_and_infinity_propagate(fkv_isa only) {
             if (what >= 3 && attn_codecs[codec].k.bits == 16) continue;
             attn_fixture w;
             if (!attn_fixture_open(&w, &c, fkv_cpu_kernels_for(FKV_ISA_SCALAR), workers, 5)) continue;
-            /* cases 0 to 2 put NaN or infinity into the queries of token 1; cases 3 and 4 into the scale of a key or value
-             * visible to the first sequence */
+            /* cases 0 to 2 put NaN or infinity into the queries of token 1; cases 3 and 4 put NaN into the scale of a key or a
+             * value that the first sequence reads */
             if (what < 3)
                 for (uint32_t h = 0; h < HEADS; h++)
                     ((float *)w.q)[(HEADS + h) * 64 + 63 - h] = fkv_float_of(what == 2 ? 0x7f800000u : 0x7fc00000u);
@@ -512,17 +513,18 @@ static void negative_scales_are_read(fkv_isa only) {
 typedef struct poison {
     fkv_side side;
     uint32_t token;
-    uint16_t half; /* bit pattern that replaces the token's first scale, or its first value if rows are stored in 16 bits */
-    bool shows;    /* true if the value is not finite, so that every output that reads the token must be NaN */
+    uint16_t half; /* bit pattern that overwrites the token's first scale or, if rows are stored unquantized in 16 bits, its first
+                      value */
+    bool shows;    /* true if the decoded value is not finite, so that all outputs that depend on the token must be NaN */
 } poison;
 
 static bool is_visible(const attn_case *c, uint32_t position, uint32_t token) {
     return token <= position && (token < c->n_sinks || position - token < c->window);
 }
 
-/* Overwrites a value of one token (see poison). Checks that all outputs that read a non-finite value are NaN. Outputs of queries
- * that do not see the token must be bit-identical to `clean`, the outputs without poison. Runs the queries both one at a time and
- * in one batch. */
+/* Overwrites a value of one token (see poison). Checks that all outputs that depend on a non-finite value are NaN. Outputs of
+ * queries that do not see the token must be bit-identical to `clean`, the outputs without poison. Runs the queries both one at a
+ * time and in one batch. */
 static void check_poison(const fkv_cpu_kernels *kernels, const attn_fixture *w, poison what, const float *clean) {
     const attn_case *c = &w->c;
     const size_t n = (size_t)c->shape.n_q_heads * c->shape.head_dim;

@@ -1,6 +1,6 @@
 /* Runs the GPU kernels, compiled for the host, and compares their results with the scalar reference, the codec and each other.
- * Covers the Hopper variants with emulated matrix units and warpgroups, the Metal variants with
- * emulated simdgroup matrices, and the plain loops.
+ * Covers the Hopper variants (with emulated tensor cores and warpgroups), the Metal variants (with emulated simdgroup matrices)
+ * and the variants with plain loops.
  *
  * usage: parity_kernels decode|prefill [case | share/shares]
  */
@@ -18,7 +18,7 @@
 /* Tolerance for kernels that sum in float instead of double and, in some cases, round softmax weights and values to 16 bits. */
 static const double KERNEL_TOLERANCE = 1e-3;
 
-/* Entry functions of the cases. The entry of a case that is not part of the build is NULL. */
+/* Entry functions of the cases. NULL if the case is not part of the build. */
 #define FIRST_CASES(x) x(0) x(1) x(2)
 #if ALL_KERNEL_CASES
 #define EACH_CASE(x)                                                                                                             \
@@ -178,8 +178,8 @@ static void launch(kernel_entry *entry, const fkv_attn_layer *layer, fkv_kernel 
     entry((int)kernel, (const uint32_t[]){x, y, z}, fkv_kernel_threads(FKV_KERNEL_HOST, kernel, layer), in, out);
 }
 
-/* Runs the decode kernels. queries: largest number of queries per work item, for which the decode kernel of `entry` was compiled.
- */
+/* Runs the decode kernels. queries: maximum number of queries per work item, for which the decode kernel of `entry` must have
+ * been compiled. */
 static void decode(kernel_entry *entry, variant v, uint32_t queries, const attn_fixture *w, const fkv_attn_row *rows,
                    uint32_t n_rows, const void *q, void *out) {
     const fkv_attn_layer *layer = &w->layer;
@@ -238,8 +238,7 @@ static void check_write(uint32_t i, const attn_fixture *w, fkv_workers *workers)
     free(v);
 }
 
-/* Copies the open pages, makes one key of the first head huge in every second page of the copy, and seals the copy with the
- * codec. */
+/* Makes a copy of the open pages in which every second page has one huge key of the first head. Seals the copy with the codec. */
 static fkv_attn_layer seal_huge_keys(const attn_fixture *w, uint32_t n_pages) {
     fkv_attn_layer layer = w->layer;
     size_t run = (size_t)layer.n_kv_heads * layer.open.bytes;
@@ -259,7 +258,7 @@ static fkv_attn_layer seal_huge_keys(const attn_fixture *w, uint32_t n_pages) {
     return layer;
 }
 
-/* Checks that the kernel seals the pages filled by the step and produces the same bytes as the codec. */
+/* Checks that the kernel seals the pages that the step has filled, and that the sealed bytes equal those of the codec. */
 static void check_seal(uint32_t i, const attn_fixture *w, bool huge) {
     uint32_t n_all = 0;
     for (uint32_t r = 0; r < w->c.n_rows; r++) n_all += w->rows[r].view.n_fixed;
@@ -410,8 +409,9 @@ static void check_chunks(const answer *a, variant v) {
     report(memcmp(a->also, a->got, at) == 0, a->i, v.name, "outputs are not bit-identical in chunks", 0);
 }
 
-/* Checks the prefill outputs of the first two sequences. A kernel that also copies decode outputs must copy the outputs of the
- * third sequence, for which this test passes arbitrary values. chunks: if true, also runs the first sequence in two chunks. */
+/* Checks the prefill outputs of the first two sequences. Some prefill kernels also copy decode outputs. These kernels must copy
+ * the outputs of the third sequence, for which the test passes arbitrary values. chunks: if true, also runs the first sequence in
+ * two chunks. */
 static void check_prefill_variants(uint32_t i, const attn_fixture *w, bool chunks) {
     answer a = answer_open(i, w, 2);
     size_t number = fkv_type_bytes(w->c.row_type);
@@ -446,10 +446,12 @@ static void check_prefill(uint32_t i, fkv_workers *workers) {
     attn_case c = kernel_cases[i];
     c.n_rows = 3;
     c.rows[0].n_tokens = 2 * FKV_ITEM_QUERIES + 3;
-    if (i == FIRST_SEALED_CASE) c.rows[0].start = 1290; /* the history has more pages than the ring buffer of prefill_share.h */
+    if (i == FIRST_SEALED_CASE)
+        c.rows[0].start = 1290; /* the history has more pages than the ring buffer in prefill_share.h has slots */
     uint32_t tile = 128 * c.shape.n_kv_heads / c.shape.n_q_heads;
-    c.rows[1] = (attn_mix){0, tile <= 32 ? fkv_max_u32(tile + 2, c.rows[0].n_tokens)
-                                         : c.rows[0].n_tokens}; /* this sequence has two tiles if a tile has at most 32 queries */
+    c.rows[1] =
+        (attn_mix){0, tile <= 32 ? fkv_max_u32(tile + 2, c.rows[0].n_tokens)
+                                 : c.rows[0].n_tokens}; /* gives this sequence two tiles if a tile has at most 32 queries */
     c.rows[2] = (attn_mix){5, 2};
     attn_fixture w;
     if (!attn_fixture_open(&w, &c, fkv_cpu_kernels_for(FKV_ISA_SCALAR), workers, 20261115)) abort();

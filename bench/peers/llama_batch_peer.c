@@ -1,4 +1,4 @@
-/* llama_batch_peer: throughput of llama.cpp's library for several concurrent sequences, without a server.
+/* llama_batch_peer: measures the throughput of the llama.cpp library for several concurrent sequences, without a server.
  *
  *     cc -O2 llama_batch_peer.c -I LLAMA/include -I LLAMA/ggml/include -L BUILD/bin -lllama -lggml-base -Wl,-rpath,BUILD/bin
  *     llama_batch_peer MODEL THREADS ROUNDS PROMPT NEW CACHE CLIENTS...
