@@ -5,7 +5,8 @@
  *
  * Writes N_PAGES pages, reads them repeatedly with both methods in turn, and prints JSON with the medians. The store decrypts and
  * authenticates each page; GET only receives the bytes. Both methods keep the same number of commands in flight, because the
- * throughput of Redis depends on this number. Every page is compared with the bytes that were written.
+ * throughput of Redis depends on this number. The first bytes of every page from the store are compared with the bytes that were
+ * written.
  */
 #include <flatkv/prefix_store.h>
 

@@ -1,5 +1,6 @@
-/* Compares the MLX backend with the CPU codec and the scalar attention reference over the attention case table: written pages are
- * read back through a page file and compared byte by byte, and outputs are compared with the reference over the same pages.
+/* Compares the MLX backend with the CPU codec and the scalar attention reference, over the codecs and shapes in attn_cases.h.
+ * Pages that the backend has written are saved to a page file and compared byte by byte. Outputs are compared with reference
+ * outputs over the same pages.
  *
  * On MLX's CPU backend every byte must be identical. On a GPU, where the order of additions in a rotation and the rounding of a
  * division may differ, codes may differ by one step; the differences are counted.
@@ -19,7 +20,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-/* Tolerance for sums in float instead of double precision, as for the CPU kernels. */
+/* Largest accepted relative error, as for the CPU kernels. The device sums in float, the reference in double. */
 static const double DEVICE_TOLERANCE = 1e-3;
 /* Upper bounds on the relative error of rounding an output to float16 and to bfloat16. */
 static const double F16_ROUNDING = 6e-4;
@@ -63,7 +64,8 @@ static mlx_array array_of(const void *rows, uint32_t n, uint32_t heads, uint32_t
     return mlx_array_new_data(rows, (const int[]){(int)n, (int)heads, (int)dim}, 3, dtype_of(type));
 }
 
-/* Returns the channel bits of the fixture as [G, D], valid until the next call, or NULL if its keys are not calibrated. */
+/* Returns the channel bits of the fixture, [G, D], or NULL if its keys are not calibrated. The result is valid until the next
+ * call. */
 static const uint8_t *bits_of(const attn_case *c, const attn_fixture *w) {
     static uint8_t bits[MAX_CALIBRATED_HEADS * FKV_MAX_HEAD_DIM];
     if (!w->layer.calibrated) return NULL;
@@ -90,7 +92,7 @@ static fkv_config config_of(const attn_case *c, const attn_fixture *w) {
                                       .channel_bits = bits_of(c, w)};
     config.page_type = c->page_type;
     config.rotate = c->rotate;
-    config.rotation_seed = 11; /* must equal the seed in attn_fixture_open() */
+    config.rotation_seed = 11; /* same seed as in attn_fixture_open() */
     config.page_tokens = c->page_tokens;
     config.max_seqs = c->n_rows;
     config.max_step_tokens = MAX_STEP_TOKENS;
@@ -250,7 +252,7 @@ static uint8_t *file_bytes(void) {
     return all;
 }
 
-/* Returns the page file that a cache on the host saves for the same rows. */
+/* Returns the page file that a cache on the host saves for sequence r of the fixture. */
 static uint8_t *host_file(const attn_fixture *w, uint32_t r) {
     const fkv_config config = config_of(&w->c, w);
     const uint32_t n_tokens = w->rows[r].start + w->rows[r].n_tokens;
@@ -277,8 +279,8 @@ static uint8_t *host_file(const attn_fixture *w, uint32_t r) {
     return file_bytes();
 }
 
-/* Compares the page file of a sealed layer with the file that a cache on the host saves. On a GPU, a rotation may change a value
- * slightly, so that it rounds to another code; the norm of the row then changes too. */
+/* Compares the page file of a sealed layer with the file that a cache on the host saves. On a GPU, the result of a rotation may
+ * differ slightly, so that a value rounds to another code. The norm of the row then differs too. */
 static void check_host_bytes(const attn_fixture *w, uint32_t r, const uint8_t *file) {
     uint8_t *host = host_file(w, r);
     fkv_file_header header;
@@ -318,8 +320,8 @@ static void spoil_page(const attn_fixture *w, uint32_t r, uint32_t page, uint8_t
         kernel_spoil_row(&w->layer.block, w->layer.n_kv_heads, bytes, (masked + 1) % tokens, false);
 }
 
-/* Overwrites the same rows in the bytes of a page file and recomputes the checksums, because NaN can enter a cache only through a
- * file. */
+/* Overwrites the rows that spoil_page() overwrites, but in the bytes of a page file, and recomputes the checksums. NaN can enter
+ * a cache only through a file. */
 static void spoil_file(const attn_fixture *w, uint32_t r, uint8_t *file) {
     fkv_file_header header;
     memcpy(&header, file, sizeof header);
@@ -340,7 +342,8 @@ static void spoil_file(const attn_fixture *w, uint32_t r, uint8_t *file) {
     memcpy(file, &header, sizeof header);
 }
 
-/* Saves each sequence, applies the same changes to the file as to the fixture's pages, and loads the file. */
+/* Overwrites rows with NaN in the fixture's pages and in the cache. To change the cache, saves each sequence, changes the file
+ * and loads it. */
 static void spoil(fkv_cache *cache, const attn_fixture *w, fkv_seq *seqs) {
     for (uint32_t r = 0; r < w->c.n_rows; r++) {
         for (uint32_t page = 0; page < w->rows[r].view.n_fixed; page++)
@@ -438,8 +441,8 @@ static void every_codec_and_shape(void) {
     }
 }
 
-/* Tests sealed layers with every bit width and shape, and queries in the first pages, at page boundaries, in windows and in
- * several tiles. */
+/* Tests sealed layers with every bit width and shape. Queries are in the first pages, at page boundaries, in layers with windows,
+ * and in several tiles. */
 static void sealed_layers(void) {
     const uint32_t n_codecs = mlx_config.way == FKV_MLX_FUSED ? FIRST_CALIBRATED_CODEC : N_ATTN_CODECS;
     for (uint32_t codec = FIRST_SEALED_CODEC; codec < n_codecs; codec++) {
@@ -474,7 +477,7 @@ static void sealed_layers(void) {
     check_case(&c);
 }
 
-/* Tests lengths around every boundary: one token, a page, a tile. */
+/* Tests numbers of cached tokens around every boundary: one token, a page and a tile. */
 static void every_length_and_mask(void) {
     static const uint32_t starts[] = {0, 1, 15, 16, 17, 63, 64, 255, 257, 700, 1023, 1024, 1030};
     static const struct {

@@ -4,7 +4,7 @@
  * parity_models [--mlx] [--json] [--gguf FOLDER] [--share I/N] [NAME ...]
  *
  * With --gguf, loads FOLDER/NAME.gguf (written by scripts/make-model-ggufs) and skips models without such a file. Rounding keys
- * and values to 16 bits already causes an error of about 3e-4, also in llama.cpp with its f16 cache. Ignoring a feature of a
+ * and values to 16 bits alone causes an error of about 3e-4, as it does in llama.cpp with an f16 cache. Ignoring a feature of a
  * model causes an error of 2e-2 or more; the golden file of the model records this error for each feature.
  */
 #include "golden_models.h"
@@ -37,8 +37,8 @@ typedef struct options {
 /* Kimi Delta Attention is not supported on MLX, so loading these models must fail there. */
 static bool is_cpu_only(const char *name) { return strncmp(name, "kimi_linear", strlen("kimi_linear")) == 0; }
 
-/* In these models, the router logits of two experts of a token differ by less than 0.1 % of their magnitude. Rounding to f16 can
- * therefore select another expert, which changes the logits of that token completely. */
+/* In these models, there is a token for which the router logits of two experts differ by less than 0.1 % of their magnitude.
+ * Rounding to f16 can therefore select the other expert, which changes the logits of the token completely. */
 static bool has_near_ties(const char *name) { return strcmp(name, "gemma4_moe") == 0 || strcmp(name, "gpt_oss_mxfp4") == 0; }
 
 static bool is_wanted(const options *o, uint32_t i, const char *name) {
@@ -95,8 +95,10 @@ static bool check(const options *o, const char *name, bool *first) {
         return false;
     }
     double chunked = golden_model_distance(&g, model, CHUNK, N_SINGLE);
-    double single =
-        TEST_SANITIZED ? chunked : golden_model_distance(&g, model, 1, g.n_tokens); /* the chunked run ends with single tokens */
+    double single = TEST_SANITIZED
+                        ? chunked
+                        : golden_model_distance(
+                              &g, model, 1, g.n_tokens); /* skipped under sanitizers; the chunked run ends with single tokens */
     double least = least_change(&g);
     double embedding = golden_model_embedding_distance(&g, model, CHUNK);
     const double limit = o->on_gpu ? GPU_LIMIT : LIMIT;

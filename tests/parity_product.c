@@ -1,7 +1,8 @@
 /* Compares matrix products, for every matrix kind and instruction set, with sums in double precision. Also checks that the
- * outputs of a token are bit-identical when the token runs alone or in a batch, with any number of threads, and together with
- * other matrices. Does not use the check library, because this program is also cross-compiled and run under an emulator. An
- * argument selects one instruction set; by default all supported ones are tested.
+ * outputs of a token are bit-identical whether the token runs alone or in a batch, with any number of threads, and whether one
+ * call computes one matrix product or several. Does not use the check library, because this program is also cross-compiled and
+ * run under an emulator. An argument selects one instruction set. By default, all instruction sets that the machine supports are
+ * tested.
  */
 #include "attn_cases.h"
 
@@ -13,12 +14,12 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-/* Tolerance for the rounding of activations to 16 bits. The rounding step of a group of 32 activations is a power of two and at
- * most 6.2e-5 times the largest activation of the group, and the error is at most half a step. The error of float sums is much
- * smaller. */
+/* Tolerance for rounding activations to 16 bits. In a group of 32 activations, the distance between adjacent rounded values is a
+ * power of two and at most 6.2e-5 times the largest activation. The rounding error is at most half of this distance. The error of
+ * float sums is much smaller. */
 static const double PRODUCT_TOLERANCE = 2e-4;
 
-static const float UNTOUCHED = 12345.0f; /* sentinel value of output elements that must not be overwritten */
+static const float UNTOUCHED = 12345.0f; /* sentinel value, stored where no output may be written */
 enum { MARGIN = 3 };                     /* number of unused floats after each row of outputs and activations */
 
 static const fkv_isa isas[] = {FKV_ISA_SCALAR, FKV_ISA_NEON, FKV_ISA_AVX2, FKV_ISA_AVX512, FKV_ISA_AVX512VNNI, FKV_ISA_AMX};
@@ -84,7 +85,7 @@ static fkv_workers *workers_of(uint32_t n_threads) {
 
 /* ---- matrices and activations ---- */
 
-/* Codebook values in random order, including both ends of the signed 8-bit range. */
+/* A codebook in arbitrary order. It contains both ends of the signed 8-bit range. */
 static const int8_t TABLE[16] = {0, -128, 127, 1, -1, 25, -104, 13, -49, 89, 53, -10, -65, 7, 113, -35};
 
 static uint32_t bits_of(fkv_matrix_kind kind) {
@@ -370,8 +371,8 @@ static void products_of_heads(void) {
     }
 }
 
-/* A NaN or infinity in a token's activations must affect every output of that token and no output of other tokens. In a row of
- * weights, it must affect the outputs of that row for all tokens and no other outputs. */
+/* A NaN or infinity in a token's activations must affect every output of that token and no output of other tokens. A NaN in a row
+ * of weights must affect the outputs of that row for all tokens and no other outputs. */
 static void nan_and_infinity_propagate(void) {
     enum { ROWS = 40, COLS = 128, TOKENS = 19, BAD_TOKEN = 17, BAD_ROW = 21 };
     for (size_t k = 0; k < N_KINDS; k++) {
@@ -425,7 +426,7 @@ static void ends_of_the_range(void) {
                         double reference = (w.reference[t * 64 + r] - (double)w.bias[r]) * (double)sizes[s];
                         double off = (double)w.out[t * w.out_stride + r] - (double)w.bias[r] - reference;
                         error += off * off;
-                        /* outputs much smaller than 1 are lost to rounding when a bias of about 1 is added */
+                        /* 1e-3 allows for small outputs, whose lower digits are lost when a bias of about 1 is added */
                         size += reference * reference + 1e-3;
                     }
                 }

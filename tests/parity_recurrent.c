@@ -1,5 +1,5 @@
-/* Runs the GPU kernel of recurrent layers on the host and compares its outputs and states with the CPU backend. Results must
- * be bit-identical whether the tokens run in one call or in two. */
+/* Runs the GPU kernel for recurrent layers on the host and compares its outputs and states with those of the CPU backend. Results
+ * must be bit-identical whether the tokens run in one call or in two. */
 #include "attn_cases.h"
 #include "recurrent_cases.h"
 #include "relative_l2.h"
@@ -15,7 +15,7 @@ recurrent_function recurrent_case_0, recurrent_case_1, recurrent_case_2, recurre
 static recurrent_function *const functions[N_RECURRENT_CASES] = {recurrent_case_0, recurrent_case_1, recurrent_case_2,
                                                                  recurrent_case_3};
 
-static const double TOLERANCE = 1e-6; /* allows for sums in another order */
+static const double TOLERANCE = 1e-6; /* the kernel may add floats in a different order */
 enum { N_TOKENS = 9, FIRST_TOKENS = 4, MAX_VALUES = 8192 };
 
 /* Inputs of one case. */
@@ -31,7 +31,7 @@ static void fill(uint64_t *random, float scale, float offset, float *out) {
 static void run_reference(const recurrent_case *c, const inputs *x, float *state, float *out) {
     const fkv_recurrence *s = &c->shape;
     const fkv_vector_ops *ops = &fkv_vector_ops_plain;
-    for (uint32_t i = 0; i < N_TOKENS * s->n_v_heads; i++) { /* i: index of a value head of a token */
+    for (uint32_t i = 0; i < N_TOKENS * s->n_v_heads; i++) { /* i: token * n_v_heads + value head */
         const uint32_t head = i % s->n_v_heads;
         const uint32_t k_head = s->tiled ? head % s->n_k_heads : head / (s->n_v_heads / s->n_k_heads);
         const size_t key = ((size_t)(i / s->n_v_heads) * s->n_k_heads + k_head) * s->k_dim;
@@ -46,8 +46,8 @@ static void run_reference(const recurrent_case *c, const inputs *x, float *state
     }
 }
 
-/* Runs tokens [from, from + n) from the given state. Writes their outputs to out, followed by the new state, and returns the
- * latter. */
+/* Runs tokens [from, from + n) from the given state. Writes the outputs, followed by the new state, to `out`. Returns a pointer
+ * to the new state. */
 static const float *run_kernel(uint32_t i, const inputs *x, const float *state, uint32_t from, uint32_t n, float *out) {
     const fkv_recurrence *s = &recurrent_cases[i].shape;
     const uint32_t n_rows = s->n_v_heads * s->v_dim;

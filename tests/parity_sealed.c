@@ -1,7 +1,7 @@
 /* Compares sealed blocks with a second implementation byte for byte: reads the vectors written by scripts/make-sealed-vectors
  * (its header describes the file) and seals all blocks of the vectors with each supported instruction set. Then seals blocks of
- * random bits with each instruction set and compares them with the result of plain C. Sealed values must be close to the original
- * values.
+ * random bits with each instruction set and compares the results with those of plain C. Decoded values of sealed blocks must be
+ * close to the original values.
  *
  * Does not use the check library, because this program is cross-compiled and run under an emulator.
  *
@@ -218,7 +218,7 @@ static void check_calibrated(const fkv_block *open, const uint8_t *from, const f
         for (uint32_t d = 0; d < c->dim; d++) {
             float step = (hi[d] - lo[d]) / (float)((1 << bits[d]) - 1);
             float rounded = (fabsf(lo[d]) + hi[d] - lo[d]) * (c->type == FKV_BF16 ? 0x1p-8f : 0x1p-11f) *
-                            2; /* error from rounding the scale and the bias */
+                            2; /* bound on the error from rounding the scale and the bias */
             good = good && fabsf(y[d] - x[d]) <= 0.51f * step + rounded;
         }
     }

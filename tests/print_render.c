@@ -1,6 +1,6 @@
-/* Renders a chat template: render_of TEMPLATE VARIABLES.json [NOW]. Prints the text, or exits with status 1 and a message on
- * standard error if the template is rejected. Run manually through scripts/check-templates, which compares the output with
- * jinja2.
+/* Renders a chat template and prints the text. If the template is rejected, prints a message on standard error and exits with
+ * status 1. Called as render_of TEMPLATE VARIABLES.json [NOW]. Run manually through scripts/check-templates, which compares the
+ * output with jinja2.
  */
 #include "../src/text/chat/template.h"
 

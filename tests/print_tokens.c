@@ -1,4 +1,4 @@
-/* Runs the tokenizer of a model, for bench/peers/tokens.py and scripts/check-tokenizers: tokens_of MODEL
+/* Runs the tokenizer of a model, for bench/peers/tokens.py and scripts/check-tokenizers. Called as tokens_of MODEL
  * plain|special|texts|special-texts|ends. MODEL may be a folder with only tokenizer files and no config.json. For "plain" and
  * "special", writes the tokens of the text on standard input as 32-bit integers. For "texts" and "special-texts", writes the
  * texts of all tokens, each preceded by its length. For "ends", writes the end tokens as 32-bit integers. */
@@ -27,8 +27,7 @@ static fkv_status write_tokens(const fkv_tokenizer *tokenizer, unsigned flags) {
     size_t n_bytes = 0;
     size_t n_tokens = 0;
     char *text = read_all(&n_bytes);
-    size_t capacity =
-        4 * n_bytes + 4; /* a byte may become three tokens, and a special token may add one more token for a space */
+    size_t capacity = 4 * n_bytes + 4; /* at most three tokens per byte, and one more after a special token, for a space */
     uint32_t *tokens = malloc(capacity * sizeof *tokens);
     if (text == NULL || tokens == NULL) exit(EXIT_FAILURE);
     fkv_status status = fkv_tokenizer_encode(tokenizer, text, NULL, n_bytes, flags, tokens, capacity, &n_tokens);

@@ -9,7 +9,7 @@ void stress_expect(fkv_status got, fkv_status expected, const char *call) {
         stress_fail("%s returned %s, expected %s (%s)", call, fkv_status_name(got), fkv_status_name(expected), fkv_message());
 }
 
-/* Compares field by field, because padding bytes are undefined. */
+/* Compares field by field instead of with memcmp(), because padding bytes have undefined values. */
 static bool same_plan(const fkv_plan *a, const fkv_plan *b) {
     bool same = a->total_bytes == b->total_bytes && a->slab_bytes == b->slab_bytes && a->tables_bytes == b->tables_bytes &&
                 a->scratch_bytes == b->scratch_bytes && a->stacks_bytes == b->stacks_bytes && a->token_bytes == b->token_bytes &&
@@ -165,7 +165,7 @@ uint32_t stress_tree_match(const stress_cache *c, uint64_t tenant, const uint32_
 void stress_tree_offer(stress_cache *c, const stress_seq *seq, uint32_t n_tokens) {
     uint32_t page_tokens = c->config.base.page_tokens;
     for (uint32_t end = page_tokens; end <= n_tokens; end += page_tokens) add_chain(&c->offered, stress_seq_chain(c, seq, end));
-    /* a sequence has only the state after its last token, which the tree stores as a snapshot */
+    /* the only state of a sequence is the state after its last token; the tree stores it as a snapshot */
     if (c->config.n_states > 0 && n_tokens == seq->n && n_tokens > 0 && n_tokens % page_tokens == 0)
         add_chain(&c->snapped, stress_seq_chain(c, seq, n_tokens));
     stress_tree_settle(c);
@@ -191,12 +191,12 @@ void stress_tree_settle(stress_cache *c) {
     uint32_t page_tokens = c->config.base.page_tokens;
     uint64_t pages = c->offered.n;
     for (uint32_t i = 0; i < c->n_seqs; i++) pages += (c->seqs[i].max_tokens + page_tokens - 1) / page_tokens;
-    /* if not all pages fit, inserted pages may have been evicted to make room for a sequence */
+    /* if the pool is too small for all pages, inserted pages may have been evicted to make room for a sequence */
     if (pages > c->plan.group_pages[0]) c->exact = false;
 }
 
 /* Returns a token of a document. The first n_documents documents, from which prompts are taken, share a common beginning and then
- * diverge; all others differ from the first token on. */
+ * diverge; all other documents differ from the first token on. */
 uint32_t stress_document_token(const stress_config *config, uint32_t document, uint32_t position) {
     uint32_t alike = document < config->n_documents ? (uint32_t)(stress_mix(config->seed, document) % 150) : 0;
     return (uint32_t)(stress_mix(config->seed + (position < alike ? 0 : document), position) % 50000);

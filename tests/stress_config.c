@@ -82,7 +82,7 @@ static void draw_codecs(stress_random *r, fkv_layer_config *l) {
     if (stress_chance(r, 75)) l->v = (fkv_codec_config){.bits = stress_between(r, 2, 4), .kind = FKV_CODEC_SEALED_V};
     if (!stress_chance(r, 40)) return;
     l->k = (fkv_codec_config){.bits = stress_between(r, 3, 4), .kind = FKV_CODEC_CALIBRATED};
-    static layer_bits bits[STRESS_MAX_LAYERS]; /* static, because copies of a configuration also point to this array */
+    static layer_bits bits[STRESS_MAX_LAYERS]; /* static, because copies of the configuration keep pointers to this array */
     static uint32_t n_drawn;
     draw_channel_bits(r, l, bits[n_drawn++ % STRESS_MAX_LAYERS]);
 }
@@ -112,7 +112,8 @@ static void draw_shape(stress_random *r, const stress_config *c, fkv_layer_confi
     if (stress_chance(r, LATENT_PERCENT)) draw_latent(r, c, l);
 }
 
-/* Draws sink logits for the largest number of heads. The array is static, because copies of a configuration also point to it. */
+/* Draws sink logits for the largest number of heads. The array is static, because copies of the configuration keep pointers to
+ * it. */
 static const float *draw_sink_logits(stress_random *r) {
     static float logits[8 * FKV_MAX_HEADS_PER_KV * STRESS_MAX_HEADS_KV];
     enum { N = sizeof logits / sizeof logits[0], MOST = FKV_MAX_HEADS_PER_KV * STRESS_MAX_HEADS_KV };

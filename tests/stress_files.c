@@ -1,6 +1,6 @@
-/* Page files of the stress test. A saved file must match docs/page_format.md byte for byte, and each of the two caches must be
- * able to load the file. Files with a flipped bit must be rejected. A cache with another identity (model, shape or codec) must
- * reject all files. */
+/* Page files of the stress test. Every byte of a saved file must be as docs/page_format.md specifies, and each of the two caches
+ * must be able to load the file. Files with a flipped bit must be rejected. A cache with another identity (model, shape or codec)
+ * must reject all files. */
 #include "stress_operations.h"
 
 #include <stdio.h>
@@ -226,7 +226,7 @@ static void check_file(stress_run *l, const stress_file *file) {
     size_t n = 0;
     uint8_t *bytes = read_all(file->path, &n);
     if (n != expected.n) stress_fail("the file has %zu bytes, expected %zu", n, expected.n);
-    for (size_t i = n; i-- > 0;) /* compares backwards, so that a wrong page is reported before the checksums that depend on it */
+    for (size_t i = n; i-- > 0;) /* runs backwards, so that a wrong page is reported before the checksums that cover it */
         if (bytes[i] != expected.bytes[i])
             stress_fail("byte %zu of %zu in the file is %02x, expected %02x", i, n, bytes[i], expected.bytes[i]);
     free(bytes);

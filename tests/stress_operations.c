@@ -1,5 +1,5 @@
-/* Operations of the stress test between steps: open, fork, truncate, close, prefix operations, page files, and calls that must be
- * rejected.
+/* Operations that the stress test performs between steps: open, fork, truncate, close, prefix operations, saving and loading of
+ * page files, and calls that must be rejected.
  */
 #include "stress_operations.h"
 
@@ -109,7 +109,7 @@ static void open_seq(stress_run *l, stress_cache *c) {
     stress_tree_settle(c);
 }
 
-/* Checks the nearest length to which a sequence can be truncated. Returns whether it can be truncated to n tokens. */
+/* Checks that fkv_seq_reachable() returns the correct length. Returns true if the sequence can be truncated to n tokens. */
 static bool is_reachable(const stress_cache *c, const stress_seq *seq, uint32_t n) {
     uint32_t at = UINT32_MAX;
     stress_expect(fkv_seq_reachable(c->cache, seq->number, n, &at), FKV_OK, "reachable");
@@ -146,8 +146,7 @@ static void truncate_to(stress_run *l, stress_cache *c, stress_seq *seq, uint32_
     stress_expect(status, FKV_OK, "truncate");
     uint32_t whole_pages = n / c->config.base.page_tokens * c->config.base.page_tokens;
     if (seq->n_shared > whole_pages)
-        seq->n_shared =
-            whole_pages; /* only full pages can be shared with the tree, and fewer full pages remain after truncation */
+        seq->n_shared = whole_pages; /* only full pages can be shared with the tree, and truncation may leave fewer full pages */
     seq->n = n;
     stress_seq_cut(c, seq);
     l->counts->truncates++;
@@ -161,7 +160,7 @@ static void truncate_seq(stress_run *l, stress_cache *c) {
         stress_expect(fkv_seq_reachable(c->cache, seq->number, n, &n), FKV_OK, "reachable");
     } else if (stress_chance(&l->random, 60))
         n = seq->n - stress_mostly_small(&l->random, 0, seq->n);
-    /* if the sequence is longer than the length at which the split size doubles, truncates it to just below that length */
+    /* the split size doubles at STRESS_SPLITS_DOUBLE tokens; a longer sequence is truncated to just below that length */
     if (seq->n > STRESS_SPLITS_DOUBLE) n = STRESS_SPLITS_DOUBLE - stress_below(&l->random, 20);
     truncate_to(l, c, seq, n);
 }

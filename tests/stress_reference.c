@@ -195,7 +195,7 @@ stress_token *stress_token_after(stress_fixture *w, uint64_t before, uint32_t po
 
 stress_token *stress_token_with_nan(stress_fixture *w, uint64_t before, uint32_t position, uint32_t id) {
     stress_token *token =
-        stress_token_after(w, before, position, id | WITH_NAN); /* only tokens with NaN rows have an ID with this flag */
+        stress_token_after(w, before, position, id | WITH_NAN); /* the flag is set only in the IDs of tokens with NaN rows */
     stress_random r = {token->chain};
     uint32_t layer = stress_below(&r, w->n_layers);
     uint32_t side = stress_below(&r, STRESS_N_SIDES);
@@ -253,8 +253,8 @@ static void seal_head(const stress_fixture *w, stress_token *const *page, uint32
     }
 }
 
-/* Returns the last token of a page. This token stores the sealed page, because its chain hash covers all tokens of the page.
- * Computes the sealed page first if necessary. */
+/* Returns the last token of a page, in which the sealed form of the page is stored. Computes the sealed form on first use. It can
+ * be stored with this token, because the token's chain hash covers all tokens of the page. */
 static const stress_token *sealed_page(stress_fixture *w, stress_token *const *history, uint32_t page) {
     uint32_t n = w->config->base.page_tokens;
     stress_token *end = history[(size_t)(page + 1) * n - 1];
@@ -315,7 +315,8 @@ static const float *stored_row(const question *x, uint32_t t, uint32_t side) {
     return x->history[t]->stored + x->fixture->stored_at[x->layer][side] + (size_t)head * row_dim(x->fixture, x->layer, side);
 }
 
-/* Returns which stored row is the value. */
+/* Returns the side (STRESS_K or STRESS_V) of the stored row that serves as the value. In a latent layer, the key row is also the
+ * value. */
 static uint32_t value_side(const question *x) {
     return stress_layer_is_latent(x->fixture->config, x->layer) ? STRESS_K : STRESS_V;
 }
@@ -331,7 +332,7 @@ static void ask(const question *x, reply *to) {
     double *weights = x->fixture->weights;
     double scale = scale_of(l);
     double most = -INFINITY;
-    double nan = 0; /* NaN if any score is NaN, because a NaN score makes every channel NaN */
+    double nan = 0; /* NaN if any score is NaN, otherwise 0; added to every channel, because a NaN score makes all channels NaN */
     *to = (reply){.out = {0}};
     for (uint32_t t = 0; t < x->n; t++) {
         if (!is_visible(l, x->n - 1, t)) continue;
@@ -430,7 +431,7 @@ static double slack_of(const question *x) {
     if (largest > FLOAT_HOLDS * SCORE_ERROR || values > FLOAT_HOLDS) return (double)INFINITY;
     const stress_codec *v = &x->fixture->config->codec[x->layer][value_side(x)];
     double least = v->bits == 16 ? 0 : LEAST_SCALE * ((1u << v->bits) - 1) * sqrt((double)l->head_dim);
-    if (largest > 1.0 / 16) return 2 * most; /* the scores are meaningless, so any weighted mean of the values is accepted */
+    if (largest > 1.0 / 16) return 2 * most; /* score errors are too large, so any weighted mean of the values is accepted */
     return (4 * largest + VALUE_ERROR) * values / total + VALUE_ERROR * least + LEAST_WEIGHT * norms;
 }
 

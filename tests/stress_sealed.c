@@ -78,7 +78,7 @@ static uint32_t get_code(const stress_codec *c, const uint8_t *codes, uint32_t t
 /* ---- calibrated channels ---- */
 
 typedef struct channel_order {
-    uint32_t before[DIGITS]; /* number of 2-bit digits stored before plane i; plane i contains digit i of every channel with more
+    uint32_t before[DIGITS]; /* number of 2-bit digits stored before plane i, which contains digit i of every channel with more
                                 than i digits */
     uint16_t place[FKV_MAX_HEAD_DIM]; /* rank of each channel when sorted by descending bit width */
 } channel_order;

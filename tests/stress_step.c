@@ -51,7 +51,7 @@ static void push_tokens(stress_run *l, stress_cache *c, const plan *p) {
     for (uint32_t i = 0; i < p->n_rows; i++) {
         stress_seq *seq = p->seqs[i];
         uint32_t n = p->rows[i].n_tokens;
-        /* index of a new token that is not taken from the document; n if all tokens are taken from it */
+        /* index of the new token that is not taken from the document; n if all new tokens are taken from the document */
         uint32_t astray = stress_chance(&l->random, 10) ? stress_below(&l->random, n) : n;
         for (uint32_t t = 0; t < n; t++) {
             uint32_t id = stress_document_token(&c->config, seq->document, seq->n);
@@ -72,7 +72,7 @@ static void gather_rows(stress_run *l, const plan *p, uint32_t layer, uint32_t w
 
 static bool is_state(const stress_run *l, uint32_t layer) { return layer >= l->config.base.n_layers; }
 
-/* The state after the first n tokens of a sequence consists of hashes of these tokens with different seeds. */
+/* Returns word i of the state that a layer must have after the tokens with chain hash `chain`. */
 static uint64_t state_word(uint64_t chain, uint32_t layer, size_t i) { return stress_mix(stress_mix(chain, layer + 100), i); }
 
 static bool is_state_of(const uint8_t *state, uint64_t chain, uint32_t layer, size_t n_words) {

@@ -1,6 +1,6 @@
 /* Operations of the stress test on packed prefixes: the pages, open pages and snapshots of a prefix are packed, and later
  * unpacked into any cache of the run. Sequences that share an unpacked prefix are checked like all others. Damaged and misplaced
- * objects must be rejected without a change of the cache.
+ * objects must be rejected and leave the cache unchanged.
  */
 #include "stress_operations.h"
 

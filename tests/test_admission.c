@@ -46,13 +46,13 @@ START_TEST(new_requests_leave_capacity_for_rejected_ones) {
     fkv_admission_init(&admission, 4, 0.0);
     for (uint64_t i = 0; i < 4; i++) ck_assert_int_eq(ask(1, i, 0.0, 4, &seconds), FKV_ADMISSION_QUEUE_FULL);
     ck_assert_int_eq(ask(1, 10, 0.5, 2, &seconds), FKV_ADMISSION_QUEUE_FULL);
-    ck_assert_int_eq(ask(1, 11, 0.5, 1, &seconds), FKV_ADMISSION_ADMITTED); /* a new request is admitted despite the reservations
-                                                                               of rejected requests, to keep the engine busy */
-    ck_assert_int_eq(ask(2, 12, 0.5, 3, &seconds), FKV_ADMISSION_ADMITTED); /* the request of tenant 2 is not delayed */
+    ck_assert_int_eq(ask(1, 11, 0.5, 1, &seconds),
+                     FKV_ADMISSION_ADMITTED); /* admitted despite reservations, to keep the engine busy */
+    ck_assert_int_eq(ask(2, 12, 0.5, 3, &seconds), FKV_ADMISSION_ADMITTED); /* reservations of tenant 1 do not delay tenant 2 */
     ck_assert_int_eq(ask(2, 13, 0.5, 4, &seconds), FKV_ADMISSION_QUEUE_FULL);
-    ck_assert_double_eq(seconds, 2.0); /* tenant 2 does not wait for the reservations of tenant 1 */
+    ck_assert_double_eq(seconds, 2.0); /* the retry time does not include the reservations of tenant 1 */
     ck_assert_int_eq(ask(1, 3, 0.5, 3, &seconds),
-                     FKV_ADMISSION_QUEUE_FULL); /* the client retries after 0.5 s, before its retry time of 3.5 s */
+                     FKV_ADMISSION_QUEUE_FULL); /* the client retries at 0.5 s, before its retry time of 3.5 s */
     ck_assert_double_eq(seconds, 3.0);
     ck_assert_int_eq(ask(1, 3, 3.5, 3, &seconds), FKV_ADMISSION_ADMITTED);
 }
@@ -93,11 +93,11 @@ END_TEST
 
 /* ---- several tenants ---- */
 
-/* Queued requests, each given by its tenant. */
+/* Tenants of the queued requests, one element per request. */
 static uint64_t queued[1024];
 static uint32_t n_queued;
 
-/* Submits a request with 2 s of work to an engine with queued[] and adds it to queued[] if it is admitted. */
+/* Submits a request with 2 s of work to an engine whose queue is queued[]. If the request is admitted, adds it to queued[]. */
 static fkv_admission_result submit_as(uint64_t tenant, double *seconds) {
     fkv_tenant_load load = fkv_tenant_load_init(tenant);
     for (uint32_t i = 0; i < n_queued; i++) fkv_tenant_load_add(&load, queued[i], 2.0);
@@ -150,7 +150,7 @@ START_TEST(predicted_wait_counts_other_tenants_only_up_to_the_own_work) {
     ck_assert_int_eq(submit_as(2, &seconds), FKV_ADMISSION_WAIT_TOO_LONG);
     const fkv_tenant_load only = fkv_tenant_load_init(3);
     ck_assert_double_eq(fkv_tenant_load_wait(&only, 9.0, 1.0),
-                        9.0); /* no other tenant: the running requests determine the wait */
+                        9.0); /* no other tenant is queued, so the wait for the whole queue applies */
 }
 END_TEST
 

@@ -275,7 +275,7 @@ static const char *check_texts(const fkv_vocab_source *source, const fkv_tokeniz
 
 static const char *check_encode(const tokenizer_fixture *fixture, const fkv_tokenizer *tokenizer, unsigned flags) {
     size_t capacity =
-        4 * fixture->n_text + 4; /* a byte may become three tokens, and a special token may add one more token for a space */
+        4 * fixture->n_text + 4; /* at most three tokens per byte, and one more after a special token, for a space */
     size_t n_tokens = 0;
     size_t n_again = 0;
     uint32_t n_vocab = strcmp(fkv_tokenizer_name(tokenizer), "byte") == 0 ? 256 : fixture->source.n_tokens;
