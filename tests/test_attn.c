@@ -7,7 +7,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-/* Maps an array of zeroed rows, which have no tokens. Each system page of the array becomes resident when it is first read. */
+/* Maps an array of rows that are all zero, so they have no tokens. A memory page of the array becomes resident when it is first
+ * read, which shows which rows were read. */
 static fkv_attn_row *unread_rows(size_t bytes) {
     void *rows = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     ck_assert_ptr_ne(rows, MAP_FAILED);

@@ -2,8 +2,8 @@
  * the library (cache_fixture_reference).
  *
  * This finds errors that a comparison of kernels with each other cannot find: a mask that is off by one, a missing scale, swapped
- * K and V, a rotation that is not undone, or a page of another sequence. Codecs are lossy, so there is a tolerance for each kind
- * of codec, with a reason for its value.
+ * K and V, a rotation that is not undone, or a page of another sequence. Codecs are lossy, so each kind of codec has its own
+ * tolerance. The comment next to a tolerance explains its value.
  */
 #include "cache_fixture.h"
 #include "test.h"
@@ -12,13 +12,13 @@
 #include <string.h>
 
 /* Tolerances of the relative L2 error over all tokens of a layer. */
-#define HALF_F16 1e-3   /* 11-bit significand: the average relative error is 2^-12 per value, and less for sums */
+#define HALF_F16 1e-3   /* 11-bit significand: the average relative error is 2^-12 for a value and smaller for a sum \ */
 #define HALF_BF16 5e-3  /* 8-bit significand */
 #define AFFINE_8 2e-2   /* 256 levels for a range of about 5 standard deviations per group */
 #define AFFINE_8_4 0.15 /* 16 levels for V: the error per value is about a tenth of a standard deviation */
 #define AFFINE_4 0.2    /* 16 levels for both K and V; the errors of K change the softmax weights */
-#define AFFINE_4_2 0.6  /* 4 levels for V: the direction of the output is roughly preserved */
-#define TOKEN_SLACK 4.0 /* the tolerance for the error of a single token is larger by this factor */
+#define AFFINE_4_2 0.6  /* 4 levels for V preserve the direction of the output only roughly */
+#define TOKEN_SLACK 4.0 /* factor by which the tolerance for a single token is larger */
 
 enum { N_TOKENS = 150, STEP_TOKENS = 40 };
 
@@ -36,7 +36,7 @@ typedef struct attention_case {
 
 static const float SINK_LOGITS[] = {0.7f, 3.0f, -1.0f, 5.0f};
 
-/* Layers: H, G, D, window, sinks, scale, softcap, k, v, learned sinks. */
+/* Fields of a layer, in order: H, G, D, window, sinks, scale, softcap, k, v, learned sinks. */
 static const attention_case ATTENTION_CASES[] = {
     {"f32 rows in f16 pages: grouped-query, multi-query and multi-head attention",
      3,
@@ -383,7 +383,7 @@ START_TEST(reference_detects_a_wrong_mask) {
 }
 END_TEST
 
-/* The caller changes its array of sink logits after fkv_cache_open(), which must have no effect. */
+/* If the caller changes its array of sink logits after fkv_cache_open(), outputs must not change. */
 START_TEST(learned_sinks_are_copied_at_open) {
     float sink_logits[4];
     memcpy(sink_logits, SINK_LOGITS, sizeof sink_logits);
@@ -454,7 +454,7 @@ END_TEST
 
 enum { HUGE_D = 64, HUGE_PAGE = 16, N_HUGE = 12 * HUGE_PAGE, HUGE_AT = 2 * HUGE_PAGE + 5 }; /* the huge key is in a sealed page */
 
-/* Tolerance for 4-bit keys and values. The softmax weight of the huge key itself is not compared. */
+/* Tolerance for 4-bit keys and values. The comparison ignores the softmax weight of the huge key itself (see huge_error). */
 #define HUGE_KEY_SEALED 0.15
 
 typedef struct huge_case {
@@ -487,9 +487,9 @@ static void make_huge(float huge, bool all_channels, bool opposed, float *k, flo
     }
 }
 
-/* Returns the relative error of the last token's output, with k: [N_HUGE, D] and v: [N_HUGE, D]. The value row of token HUGE_AT
- * is 0, so its softmax weight changes only the length of the output vector. The direction of the output is compared with the
- * reference over all other tokens. */
+/* Returns the relative error of the last token's output. The value row of token HUGE_AT is 0, so the token's softmax weight
+ * changes only the length of the output vector. Only the direction of the output is compared, with a reference that omits this
+ * token. k, v: [N_HUGE, D] */
 static double huge_error(const huge_case *c, fkv_type page_type, const float *k, const float *v, const float *q) {
     uint8_t channel_bits[HUGE_D];
     memset(channel_bits, 4, sizeof channel_bits);

@@ -1,5 +1,5 @@
-/* Tests invalid calls through the public header. One table lists the calls with the exact status that each must return. Invalid
- * configurations are in test_bad_config.c.
+/* Tests invalid calls of the public API. One table lists the calls and the exact status that each must return. test_bad_config.c
+ * tests invalid configurations.
  *
  * Every rejected call must set a new message, leave the statistics unchanged and write no output parameter, and all invariants
  * must hold afterwards. After all calls, the sequence continues, and its outputs must be bit-identical to those of an undisturbed
@@ -61,7 +61,7 @@ typedef struct stage {
     fkv_step *step;
     fkv_seq spare; /* sequence that exists only in some test states */
     fkv_seq crowd[MAX_SEQS];
-    /* output parameters, filled with UNTOUCHED */
+    /* output parameters; all their bytes are set to UNTOUCHED before a call */
     fkv_seq out_seq;
     uint32_t out_n;
     fkv_step *out_step;
@@ -70,7 +70,8 @@ typedef struct stage {
     /* files */
     char good[512], damaged[512], newer[512], text[512], missing[512], folder[512], no_folder[512], written[512];
     char weights[512], rope[512], rotation[512], seed[512], codec[512], shape[512], page_type[512],
-        pages[512]; /* page files, each written for an identity that differs in the named field */
+        pages[512]; /* page files of other identities; each identity differs from that of the cache in the field for which the
+                       file is named */
 } stage;
 
 typedef enum moment {
@@ -135,7 +136,7 @@ typedef enum moment {
     ROW(file_tokens_null_path, IDLE, BAD_ARGUMENT, fkv_file_tokens(NULL, s->strange, 1, &s->out_n))                              \
     ROW(file_tokens_null_tokens, IDLE, BAD_ARGUMENT, fkv_file_tokens(s->good, NULL, 1, &s->out_n))                               \
     ROW(file_tokens_null_n_tokens, IDLE, BAD_ARGUMENT, fkv_file_tokens(s->good, s->strange, 1, NULL))                            \
-    /* arguments with values out of range */                                                                                     \
+    /* arguments that are out of range */                                                                                        \
     ROW(seq_open_for_no_tokens, IDLE, BAD_ARGUMENT, fkv_seq_open(s->cache, SEQ(.max_tokens = 0), &s->out_seq, &s->out_n))        \
     ROW(seq_open_prompt_null, IDLE, BAD_ARGUMENT,                                                                                \
         fkv_seq_open(s->cache, SEQ(.max_tokens = 9, .n_prompt = 3), &s->out_seq, &s->out_n))                                     \

@@ -1,6 +1,6 @@
-/* Tests every check of a configuration in fkv_plan_make() and fkv_cache_open(). A table lists fields with one invalid value each,
- * and a few cases involve several fields. Both calls must reject each configuration with the same status and a message, and must
- * write nothing. Sizes that exceed the memory of the machine or 64 bits are rejected too. */
+/* Tests every check of a configuration in fkv_plan_make() and fkv_cache_open(). Most cases come from a table, in which each case
+ * sets one field to an invalid value. A few cases involve several fields. Both calls must reject each configuration with the same
+ * status and a message, and must write nothing. Sizes that exceed 64 bits or the memory of the machine must be rejected too. */
 #include "cache_fixture.h"
 #include "test.h"
 
@@ -181,8 +181,8 @@ START_TEST(invalid_configurations_of_several_fields_are_rejected) {
 }
 END_TEST
 
-/* Checks that all values in the range that parity_attn tests, including both ends of the range, are accepted. Other values must
- * be rejected with a message that states the value and the range. */
+/* Checks that the smallest and the largest scales and soft caps that parity_attn tests are accepted. A scale beyond the range
+ * must be rejected with a message that states the scale and the range. */
 START_TEST(scale_and_softcap_limits_are_accepted) {
     static const float scales[] = {0, 1e-6f, -1e-6f, 1e6f, -1e6f};
     static const float softcaps[] = {0, 1e-45f, 3.4e38f};
@@ -257,7 +257,7 @@ START_TEST(sizes_beyond_any_machine_are_rejected) {
 }
 END_TEST
 
-/* Uses slabs whose size in bytes barely fits in 64 bits, so that the total with all other memory overflows. */
+/* Uses slabs whose size in bytes barely fits in 64 bits, so that the total size of the plan overflows. */
 START_TEST(plans_slightly_beyond_64_bits_are_rejected) {
     fkv_config config = plain_config();
     config.max_seqs = 1;

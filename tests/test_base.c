@@ -122,7 +122,7 @@ END_TEST
 START_TEST(text_too_long_to_print_ends_in_dots) {
     char text[300];
     for (size_t n = 0; n + 1 < sizeof text;
-         n++) { /* tests letters for even lengths, and characters that become four-character escapes for odd lengths */
+         n++) { /* the text consists of letters if n is even, and of characters with four-character escapes if n is odd */
         char out[16];
         memset(text, n % 2 == 0 ? 'x' : '\x1b', n);
         text[n] = 0;
@@ -447,7 +447,7 @@ enum { MOST_ITEMS = 1000, MOST_THREADS = 8 };
 
 typedef struct tally {
     _Atomic uint32_t runs[MOST_ITEMS];
-    uint32_t plain[MOST_ITEMS]; /* written by work items without atomics; the caller must see the values after the run */
+    uint32_t plain[MOST_ITEMS]; /* written by work items without atomics; the caller must see the written values after the run */
     _Atomic bool bad_thread;
     uint32_t n_threads;
     uint32_t stamp;

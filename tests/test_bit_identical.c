@@ -1,8 +1,8 @@
 /* Checks that the outputs of a token, in every layer, are bit-identical whenever the token and all tokens before it are the same.
  *
- * The reference is one sequence, one token per step, one thread. Every other way of reaching the same tokens (chunks, batches,
- * threads, forks, shared prefixes, files, truncated and aborted steps, reused pages) is compared with the reference by memcmp,
- * for every shape in the table below and every instruction set of this machine.
+ * The reference run has one sequence, one token per step and one thread. Every other way to process the same tokens (chunks,
+ * batches, threads, forks, shared prefixes, files, truncated and aborted steps, reused pages) is compared with the reference by
+ * memcmp, for every shape in the table below and every instruction set of this machine.
  */
 #include "cache_fixture.h"
 #include "test.h"
@@ -37,8 +37,8 @@ static const uint8_t BITS_3[80] = {SIXTEEN_3, SIXTEEN_3, SIXTEEN_3, SIXTEEN_3, S
 
 static const float SINK_LOGITS[] = {1.5f, -2.0f, 6.0f, 0.25f};
 
-/* Layers: H, G, D, window, sinks, scale, softcap, k, v, learned sinks. The history crosses the first split boundary of attention
- * (256 tokens). */
+/* Fields of a layer, in order: H, G, D, window, sinks, scale, softcap, k, v, learned sinks. The history is longer than the first
+ * attention split, which has 256 tokens. */
 static const shape SHAPES[] = {
     {"K8/V4",
      {{4, 2, 64, 0, 0, 0, 0, {8, 64}, {4, 64}}, {3, 1, 64, 0, 0, 0.2f, 0, {8, 32}, {4, 64}, SINK_LOGITS}},
@@ -172,7 +172,7 @@ static void close_fixture(cache_fixture *w) {
     cache_fixture_close(w);
 }
 
-/* Returns the output buffer, overwritten so that no earlier result remains. */
+/* Returns the output buffer after overwriting the results of earlier runs. */
 static uint8_t *fresh(const subject *s) { return memset(s->got, 0xee, N_TOKENS * s->output_bytes); }
 
 static void check_same(const subject *s, const uint8_t *outputs, uint32_t from, uint32_t to, const char *how) {
@@ -254,8 +254,8 @@ static void in_chunks(const subject *s) {
 START_TEST(chunks_of_any_size_are_bit_identical) { each_subject(in_chunks); }
 END_TEST
 
-/* Three other sequences are opened and closed in the same steps. Their lengths and chunk sizes differ, and some of their rows
- * precede and others follow the rows of the sequence under test. */
+/* Three other sequences run in the same steps and are replaced by new sequences when they are full. Their lengths and chunk sizes
+ * differ. The position of the sequence under test among the rows of a step varies. */
 static void in_a_batch(const subject *s) {
     cache_fixture w;
     open_subject(s, &w);
@@ -315,7 +315,7 @@ END_TEST
 /* ---- forks ---- */
 
 /* From position `at` on, the parent and one fork continue with the same tokens, and a second fork continues with other tokens.
- * The second fork writes first to the page that all three share. */
+ * The second fork is the first of the three to write to their shared page. */
 static void forked_at(const subject *s, uint32_t at) {
     cache_fixture w;
     open_subject(s, &w);
@@ -354,8 +354,8 @@ static void forked(const subject *s) {
 START_TEST(forks_within_and_at_the_end_of_a_page_are_bit_identical) { each_subject(forked); }
 END_TEST
 
-/* The parent and its fork append to a shared page at different slots in a step that is aborted. Neither may find the other's
- * rows. */
+/* The parent and its fork append to a shared page at different slots in a step that is aborted. Afterwards, neither may read rows
+ * that the other wrote. */
 static void aborted_with_its_fork(const subject *s) {
     for (uint32_t parent_first = 0; parent_first < 2; parent_first++) {
         cache_fixture w;
@@ -471,7 +471,7 @@ END_TEST
 
 static void truncated(const subject *s) {
     static const struct {
-        uint32_t to;     /* length to which the expected tokens are appended */
+        uint32_t to;     /* length of the sequence after the expected tokens were appended */
         uint32_t detour; /* number of unrelated tokens appended afterwards */
         uint32_t back;   /* length after truncation */
     } ways[] = {{105, 5, 105}, {128, 4, 128}, {142, 6, 137}, {200, 80, 141}};
@@ -481,7 +481,7 @@ static void truncated(const subject *s) {
     fkv_seq seq = cache_fixture_seq(&w, N_TOKENS);
     uint32_t at = 0;
     for (size_t i = 0; i < N_OF(ways); i++) {
-        /* this case is skipped, because rows that the truncated sequence would need have already left the window */
+        /* skips this case, because the window layers have already released rows that the truncated sequence would need */
         if (ways[i].detour > 10 && has_windows(s)) continue;
         cache_fixture_run(&w, seq, s->tokens, at, ways[i].to, 11, got);
         cache_fixture_run(&w, seq, s->strange, ways[i].to, ways[i].to + ways[i].detour, STEP_TOKENS, NULL);
@@ -523,8 +523,8 @@ static void aborted(const subject *s) {
 START_TEST(outputs_after_aborted_steps_are_bit_identical) { each_subject(aborted); }
 END_TEST
 
-/* Every page is first filled with large unrelated values, and the prefix tree must evict pages, so that the sequence under test
- * runs in reused pages. */
+/* Runs the sequence under test in reused pages. Before that, every page is filled with large unrelated values, and the prefix
+ * tree must evict pages. */
 static void in_used_pages(const subject *s) {
     cache_fixture w;
     fkv_config config = config_of(s);

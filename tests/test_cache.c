@@ -1,7 +1,7 @@
 /* Tests of the whole cache through the public header: memory use equals the plan, plans that do not fit are rejected with a
- * message that states their exact size, and fkv_cache_stats() returns exact numbers after each of a fixed series of calls.
- * Attention results are in test_attn_fp64.c, rejected calls in test_bad_config.c and test_bad_calls.c, and bit-identical outputs
- * in test_bit_identical.c.
+ * message that states their exact size, and fkv_cache_stats() returns exact numbers after each of a fixed series of calls. Other
+ * programs test attention results (test_attn_fp64.c), rejected calls (test_bad_config.c and test_bad_calls.c) and bit-identical
+ * outputs (test_bit_identical.c).
  *
  * Resident memory is checked only on Linux, which reports it, and without sanitizers, which allocate memory themselves.
  */
@@ -88,8 +88,8 @@ START_TEST(plan_is_exactly_the_sum_of_its_parts) {
     config.n_threads = 3;
     fkv_plan plan = plan_of(&config);
     ck_assert_uint_eq(plan.total_bytes, plan.slab_bytes + plan.tables_bytes + plan.scratch_bytes + plan.stacks_bytes);
-    /* a row has 128 channels: 128 code bytes for K and 64 for V, and 2 groups with a scale and a bias for each of K and V; 8
-     * heads, 8 layers */
+    /* a row has 128 channels, with 128 code bytes for K, 64 code bytes for V, and 8 bytes for the scales and biases of 2 groups
+     * in each of K and V; there are 8 heads and 8 layers */
     ck_assert_uint_eq(plan.token_bytes, (128 + 8 + 64 + 8) * 8 * 8);
     ck_assert_uint_eq(plan.n_groups, 1);
     ck_assert_uint_eq(plan.group_pages[0], 8192 / 64);
@@ -98,7 +98,7 @@ START_TEST(plan_is_exactly_the_sum_of_its_parts) {
     ck_assert_uint_eq(plan.n_threads, 3);
     ck_assert_uint_gt(plan.stacks_bytes, 0);
 
-    config.max_seqs = 5; /* each sequence may leave one page partly empty */
+    config.max_seqs = 5; /* the last page of each sequence may be partly empty */
     ck_assert_uint_eq(plan_of(&config).group_pages[0], 8192 / 64 + 4);
     config.layer.k = (fkv_codec_config){16, 0};
     config.layer.v = (fkv_codec_config){2, 32};
@@ -216,7 +216,7 @@ START_TEST(lazy_cache_does_not_populate_its_page_tables) {
     ck_ok(fkv_seq_open(cache, &(fkv_seq_config){.max_tokens = 64}, &seq, NULL));
     uint64_t opened = cache_anonymous_bytes() - before;
     printf("lazy: %" PRIu64 " of %" PRIu64 " table bytes resident after the first sequence\n", opened, plan.tables_bytes);
-    ck_assert_uint_lt(opened, 48 * MIB); /* enough for the pool and tree of 65536 pages and for the page table of one sequence */
+    ck_assert_uint_lt(opened, 48 * MIB); /* covers the pool and the tree for 65536 pages, and the page table of one sequence */
     ck_assert(fkv_cache_consistent(cache));
     fkv_cache_close(cache);
 }
@@ -270,7 +270,7 @@ START_TEST(rejected_plan_suggests_sizes_that_fit) {
     ck_ok(fkv_cache_open(&config, &cache));
     fkv_cache_close(cache);
 
-    /* a plan with max_tokens = 1 fits only if other fields are lowered too */
+    /* lowering max_tokens to 1 is not enough; other fields must be lowered too */
     config.memory_limit = least_plan(config, false).total_bytes - 1;
     ck_status(fkv_cache_open(&config, &cache), FKV_NO_MEMORY);
     (void)snprintf(words, sizeof words, "the plan then needs %" PRIu64 " bytes", least_plan(config, false).total_bytes);
@@ -298,8 +298,8 @@ START_TEST(rejected_plan_suggests_sizes_that_fit) {
 }
 END_TEST
 
-/* Limits writable memory to `more` bytes above the current use. fkv_memory_available() does not consider this limit, so the error
- * comes from the system call. Returns false if the system does not enforce the limit. */
+/* Limits writable memory to `more` bytes above the current use. fkv_memory_available() ignores this limit, so it is a system call
+ * that fails. Returns false if the system does not enforce the limit. */
 static bool limit_data(uint64_t more, struct rlimit *before) {
     unsigned long long data_pages = 0;
     FILE *statm = fopen("/proc/self/statm", "r");
@@ -311,8 +311,8 @@ static bool limit_data(uint64_t more, struct rlimit *before) {
     return setrlimit(RLIMIT_DATA, &(struct rlimit){.rlim_cur = limit, .rlim_max = before->rlim_max}) == 0;
 }
 
-/* Tests caches for which the check of available memory passes but a system call that allocates memory fails: for the slab, the
- * tables and the thread stacks. */
+/* Tests caches that pass the check of available memory, but for which a system call cannot allocate the slab, the tables or the
+ * thread stacks. */
 START_TEST(failed_system_allocation_is_an_error_and_leaks_nothing) {
     fkv_config slab = large_config();
     fkv_config tables = small_config();
@@ -382,7 +382,7 @@ static void check_group(const cache_fixture *w, const char *when, fkv_group_stat
 }
 
 START_TEST(statistics_are_exact_over_a_scripted_run) {
-    enum { PAGES = 19 }; /* 16 pages of 16 tokens, plus 3 pages because each of the 4 sequences may leave one page partly empty */
+    enum { PAGES = 19 }; /* 16 pages of 16 tokens, and 3 more because the last pages of 4 sequences may be partly empty */
     fkv_config config = small_config();
     cache_fixture w;
     ck_ok(cache_fixture_open(&w, &config));
@@ -397,7 +397,7 @@ START_TEST(statistics_are_exact_over_a_scripted_run) {
     check_group(&w, "a has 40 tokens", (fkv_group_stats){PAGES, 16, 3, 0, 0, 0, 1});
     fkv_seq b = 0;
     ck_ok(fkv_seq_fork(w.cache, a, 64, &b));
-    /* each of the two sequences needs one more page, and one of them needs a copy of the page that both may write to */
+    /* each of the two sequences needs one more page, and one of them also needs a copy of the shared last page */
     check_group(&w, "b forked from a", (fkv_group_stats){PAGES, 16, 3, 3, 0, 0, 3});
     cache_fixture_run(&w, b, tokens, 40, 41, 1, NULL);
     check_group(&w, "b wrote", (fkv_group_stats){PAGES, 15, 4, 2, 0, 0, 2});
@@ -512,7 +512,7 @@ START_TEST(attention_reads_the_packed_bytes_of_visible_tokens_once) {
         ck_assert_uint_eq(bytes_of_decode(&config, positions[i]), n_visible * plan.token_bytes);
         config.n_threads = 3;
         ck_assert_uint_eq(bytes_of_decode(&config, positions[i]), n_visible * plan.token_bytes);
-        config.layer.n_q_heads = 32; /* packed bytes are read once for all query heads of a KV head */
+        config.layer.n_q_heads = 32; /* all query heads of a KV head share one read of the packed bytes */
         ck_assert_uint_eq(bytes_of_decode(&config, positions[i]), n_visible * plan.token_bytes);
     }
     fkv_config config = config_of_kind(small_config(), 1);
@@ -530,7 +530,7 @@ START_TEST(attention_reads_the_packed_bytes_of_visible_tokens_once) {
     fkv_plan plan = plan_of(&config);
     uint64_t read = bytes_of_decode(&config, 240);
     ck_assert_uint_ge(read, 44 * plan.token_bytes);
-    /* at both ends of the visible range, whole pages are read; fully masked pages are not read */
+    /* the first and the last visible page are read completely; pages without visible tokens are not read */
     ck_assert_uint_le(read, (44 + 2 * 16) * plan.token_bytes);
 }
 END_TEST
@@ -538,7 +538,7 @@ END_TEST
 START_TEST(pages_are_packed_and_have_no_unpacked_copy) {
     fkv_config config = small_config();
     config.max_tokens = 4096;
-    config.page_tokens = 64; /* smaller pages of these short rows would contain padding to 64 bytes */
+    config.page_tokens = 64; /* rows are short, so smaller pages would need padding to a multiple of 64 bytes */
     fkv_plan plan = plan_of(&config);
     config.layer.k = config.layer.v = (fkv_codec_config){16, 0};
     fkv_plan unpacked = plan_of(&config);

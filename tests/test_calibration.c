@@ -1,4 +1,4 @@
-/* Tests of calibration: channels with costlier quantization errors get more bits, files are read back unchanged, and invalid
+/* Tests of calibration: channels whose quantization errors matter more get more bits, files are read back unchanged, and invalid
  * files are rejected with a message that names the field and the reason. */
 #include "../src/base/checksum.h"
 #include "../src/model/calibration.h"

@@ -18,8 +18,8 @@
 
 enum { MAX_DIM = FKV_MAX_HEAD_DIM, CANARY = 0xa5 };
 
-/* Bound on the float rounding errors in encode and decode (of a difference, a quotient and a sum), relative to the largest value
- * in the group. */
+/* Bound on the rounding errors of float arithmetic in encode and decode (one difference, one quotient and one sum), relative to
+ * the largest value in the group. */
 static const double FLOAT_SLACK = 0x1p-21;
 
 static const fkv_type page_types[] = {FKV_F16, FKV_BF16};
@@ -299,7 +299,7 @@ END_TEST
 
 /* ---- kinds and names ---- */
 
-/* Checks that a codec with an explicit kind encodes a row like a codec whose kind is derived from the bits. */
+/* Checks that a codec whose config states its kind encodes a row like a codec whose kind is derived from the bit width. */
 static void check_kind(packed *p, random_state *d) {
     const fkv_codec *c = &p->codec;
     const fkv_codec_config config = {.bits = c->bits, .group = c->group, .kind = c->kind};
@@ -696,7 +696,7 @@ static double squared_error(packed *p, const float *x) {
     return sum;
 }
 
-/* Uses rows like those produced by a rotation. 8-bit and 16-bit codecs do not use a least-squares fit. */
+/* Checks the least-squares fit with rows that look like rotated rows. 8-bit and 16-bit codecs have no fit. */
 static void check_fitted(packed *p, random_state *d) {
     packed fitted = *p;
     fkv_codec_rotated(&fitted.codec);

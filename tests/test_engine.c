@@ -1,8 +1,8 @@
-/* Tests the scheduling rules of the engine: admission, order, fair shares, pages and the end of answers. A simple arithmetic
- * function replaces the model, and a simulated clock advances only in steps.
+/* Tests the scheduling rules of the engine: admission, order, fair shares, use of pages, and the end of answers. A simple
+ * arithmetic function replaces the model. The clock is simulated and advances only during steps.
  *
- * The next token is a function of the last token and its position, so every text is known without the engine. Sequences and pages
- * are those of a real cache.
+ * The next token is a function of the last token and its position, so the test can predict every answer. Sequences and pages are
+ * those of a real cache.
  */
 #include "../src/engine/recent_prefixes.h"
 #include "../src/engine/scheduler.h"
@@ -37,7 +37,7 @@ typedef struct fixture {
     float logits[MAX_SEQS * (1 + DRAFT) * VOCAB];
     uint64_t last_id;
     bool broken;     /* true to make the device fail */
-    double stopped;  /* number of seconds for which the process seems to be suspended in the next step */
+    double stopped;  /* number of seconds by which the clock jumps in the next step, as if the process had been suspended */
     fkv_job *leaves; /* job that is cancelled in the middle of the next step; NULL if there is none */
 } fixture;
 
@@ -215,7 +215,7 @@ static void on_client_event(void *user, const fkv_event *e) {
     ck_assert(e->reason != FKV_FINISH_LENGTH || s->n_new[e->answer] == s->max_new);
 }
 
-/* Submits a request whose prompt, n_prompt, max_new and n are set in s. */
+/* Submits a request. The prompt, n_prompt, max_new and n are taken from s, all other fields from r. */
 static fkv_status submit(fixture *w, client_view *s, fkv_request r) {
     uint32_t max_new = 0;
     r.prompt = s->prompt;
@@ -304,7 +304,7 @@ static void random_stress(uint64_t seed) {
     (void)run_all(&w);
     for (uint32_t i = 0; i < n; i++) {
         ck_assert_msg(all[i].job == NULL, "request %u never finished", i);
-        /* not checked for cancelled requests, because drafts make the answers of a request advance at different speeds */
+        /* not checked for cancelled requests: with drafts, one answer of a request may be complete while another was cut off */
         if (all[i].reason == FKV_FINISH_LENGTH && !all[i].cancelled && isinf(all[i].deadline_at))
             for (uint32_t k = 0; k < all[i].n; k++) ck_assert_uint_eq(all[i].n_new[k], all[i].max_new);
     }
@@ -363,13 +363,13 @@ static void submit_after_prefix(fixture *w, uint32_t i, uint32_t n_prefix, uint3
     ck_ok(submit(w, &all[i], (fkv_request){.tenant = 1}));
 }
 
-/* In sealed layers, a prefix ends within a span. The first prompts seal this span before its pages enter the tree, so the next
- * one recomputes part of it. From then on, all pages before the divergence are shared. */
+/* The common prefix of the prompts ends within a span of a sealed layer. The first prompt seals this span before its pages enter
+ * the tree, so the second prompt computes the pages of the span again. Later prompts share all pages before the divergence. */
 START_TEST(prompts_with_sealed_layers_share_all_pages_before_they_diverge) {
     static fixture w;
     fkv_engine_config config = quick_config();
     enum { SPAN = 4 * PAGE, PREFIX = 2 * SPAN + 3 * PAGE + 1 };
-    config.step_ms = 1000.0; /* chunks of STEP_TOKENS tokens, so that a chunk seals whole spans */
+    config.step_ms = 1000.0; /* large enough for chunks of STEP_TOKENS tokens, each of which seals whole spans */
     sealed = true;
     open_fixture(&w, &config);
     sealed = false;
@@ -385,7 +385,8 @@ START_TEST(prompts_with_sealed_layers_share_all_pages_before_they_diverge) {
     open_fixture(&w, &config);
     sealed = false;
     const uint64_t computed = PREFIX + 3 * SPAN + 7 * (PREFIX % PAGE + 3 * SPAN);
-    for (uint32_t i = 0; i < 8; i++) submit_after_prefix(&w, i, PREFIX, 3 * SPAN); /* concurrent requests wait for the first */
+    for (uint32_t i = 0; i < 8; i++)
+        submit_after_prefix(&w, i, PREFIX, 3 * SPAN); /* the other requests wait until the first has computed the prefix */
     (void)run_all(&w);
     ck_assert_uint_eq(w.scheduler.stats.computed_tokens, computed);
     close_fixture(&w);
@@ -401,7 +402,8 @@ START_TEST(forecast_counts_a_shared_prefix_once) {
     for (uint32_t round = 0; round < 3; round++) {
         for (uint32_t i = 0; i < 64; i++) {
             all[i] = (client_view){.max_new = 8, .n = 1};
-            tokens_of(&all[i], round == 0 ? 9 : 5, 0, 512); /* the scheduler learns the step costs in the first round */
+            tokens_of(&all[i], round == 0 ? 9 : 5, 0,
+                      512); /* round 0 has another prefix and only teaches the scheduler the step costs */
             tokens_of(&all[i], 100 + i, 512, 5);
             ck_ok(submit(&w, &all[i], (fkv_request){.tenant = 1}));
         }
@@ -463,7 +465,7 @@ START_TEST(tenant_with_ten_times_the_load_gets_half) {
         tokens_of(&all[i], 1000 + i, 0, 40);
         ck_ok(submit(&w, &all[i], (fkv_request){.tenant = tenant}));
     }
-    /* stops before the tenant with fewer requests has finished */
+    /* stops before all requests of tenant 1, which has fewer requests, are done */
     while (all[10 + 11 * 25].job != NULL) (void)fkv_scheduler_turn(&w.scheduler);
     for (uint32_t i = 0; i < 330; i++)
         if (all[i].started != 0) served[i % 11 == 10] += 40.0 + 2.0 * all[i].n_new[0];
@@ -484,7 +486,7 @@ START_TEST(returning_tenant_has_no_credit) {
     fkv_fair_share_serve(&share, b, 100.0);
     ck_assert_double_eq(slots[b].counter, 1050.0); /* a tenant with twice the weight is charged half as much */
     ck_assert_uint_lt(fkv_fair_share_join(&share, 3, 1.0),
-                      2); /* a third tenant, beyond the capacity of two, shares a slot with another tenant */
+                      2); /* there are only two slots, so a third tenant shares a slot with another tenant */
 }
 END_TEST
 
@@ -599,8 +601,8 @@ START_TEST(stop_strings_end_the_text_before_them) {
 }
 END_TEST
 
-/* For random two-letter stop strings and random divisions of a text into tokens, compares the detected stop with the definition
- * of a stop string. */
+/* Feeds random texts of the letters a and b in random parts. The shown text must end where one of two random stop strings first
+ * occurs. */
 START_TEST(held_text_is_what_could_become_a_stop_string) {
     uint64_t random = 9;
     for (uint32_t round = 0; round < 20000 / TEST_EVERY; round++) {
@@ -626,7 +628,7 @@ START_TEST(held_text_is_what_could_become_a_stop_string) {
         }
         fkv_answer_text_end(&t);
         if (found == NULL) strncat(shown, t.held, t.n_shown);
-        text[fed] = 0; /* an incomplete stop string that begins earlier does not count */
+        text[fed] = 0; /* only the text fed so far counts; an incomplete stop string at its end is no stop */
         char *first = NULL;
         for (uint32_t k = 0; k < 2; k++) {
             char *p = strstr(text, words[k]);
@@ -650,7 +652,7 @@ END_TEST
 typedef struct masked {
     uint32_t written[2][MAX_NEW]; /* tokens of each answer */
     uint32_t n[2];
-    uint32_t n_calls[2]; /* number of mask calls per answer */
+    uint32_t n_calls[2]; /* number of calls of the mask callback for each answer */
     uint32_t fail_at;    /* position at which the mask fails; 0 if it never fails */
     uint32_t end_at;     /* position at which the mask allows no token; 0 if it always allows some token */
     uint32_t n_failed;   /* number of failure events with the expected message */
@@ -719,7 +721,7 @@ START_TEST(drafts_are_tried_only_as_far_as_they_pay_off) {
     const double steps[] = {0.0, 0.003, 0.003, 0.003,
                             0.003}; /* the first draft costs 3 ms, and up to three more drafts cost nothing */
     fkv_draft_candidate one[] = {{.acceptance = 0.5, .n_proposed = 4}};
-    ck_assert_uint_eq(chosen(one, 1, even, 4, 0.001), 0); /* a draft that costs as much as it saves is not tried */
+    ck_assert_uint_eq(chosen(one, 1, even, 4, 0.001), 0); /* the expected savings are below the cost */
     ck_assert_uint_eq(chosen(one, 1, even, 4, 0.003), 1);
     ck_assert_uint_eq(chosen(one, 1, even, 4, 0.006), 2);
     ck_assert_uint_eq(chosen(one, 1, even, 1, 0.006), 1);
@@ -735,8 +737,8 @@ START_TEST(drafts_are_tried_only_as_far_as_they_pay_off) {
 }
 END_TEST
 
-/* If the time budget of a step limits a prefill chunk, the total number of rows in the step, including decode rows, must be a
- * multiple of the row-block size. */
+/* If the time limit of a step determines the length of a prefill chunk, the total number of rows in the step, including decode
+ * rows, must be a multiple of the row-block size. */
 START_TEST(prefill_chunks_are_multiples_of_the_row_block) {
     static fixture w;
     fkv_engine_config config = quick_config();
@@ -766,7 +768,7 @@ START_TEST(drafts_and_forks_obey_a_mask) {
     static fixture w;
     fkv_engine_config config = quick_config();
     masked with[2] = {0};
-    drafts = true; /* the test model generates repetitive text, which can be drafted, in both rounds */
+    drafts = true; /* makes the test model generate repetitive text in both rounds, so that drafts are accepted */
     for (uint32_t round = 0; round < 2; round++) {
         masked *m = &with[round];
         open_fixture(&w, &config);
@@ -842,7 +844,8 @@ START_TEST(steps_allocate_nothing) {
         all[i] = (client_view){.max_new = MAX_NEW, .n = 1};
         tokens_of(&all[i], 20 + i, 0, 100 + 100 * i);
         ck_ok(submit(&w, &all[i], (fkv_request){.logprobs = true, .n_top = 5, .mask = i == 0 ? everything : NULL}));
-        all[i].job->r.event = quiet_event; /* the Check library allocates memory for its own bookkeeping */
+        all[i].job->r.event =
+            quiet_event; /* a callback without assertions, because the assertions of the Check library allocate memory */
     }
     (void)fkv_scheduler_turn(&w.scheduler);
     if (mallctl("thread.allocated", &before, &size, NULL, 0) != 0) abort();

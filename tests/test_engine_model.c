@@ -1,5 +1,5 @@
-/* Tests of the engine with its thread and the needle model: outputs are bit-identical regardless of concurrent requests, requests
- * and cancellations may come from many threads, and all memory is released.
+/* Tests of the engine with its own thread and the needle model: outputs are bit-identical regardless of concurrent requests, many
+ * threads may submit and cancel requests, and all memory is released.
  */
 #include "../src/engine/step_turns.h"
 #include "engine_fixture.h"
@@ -175,8 +175,8 @@ START_TEST(drafts_do_not_change_the_text) {
     for (uint32_t i = 0; i < N; i++) engine_fixture_check_same(&plain[i], &drafted[i], 0, "with drafts");
     engine_fixture_check_same(&plain[1], &drafted[1], 1, "a fork with drafts");
     printf("%u of %u drafted tokens were accepted\n", (unsigned)stats.accepted_tokens, (unsigned)stats.drafted_tokens);
-    ck_assert_uint_le(stats.accepted_tokens, stats.drafted_tokens); /* the number of tried drafts depends on measured times;
-                                                                       test_engine checks it with a simulated clock */
+    ck_assert_uint_le(stats.accepted_tokens,
+                      stats.drafted_tokens); /* the numbers depend on measured times; test_engine.c checks them exactly */
 }
 END_TEST
 
@@ -297,13 +297,13 @@ END_TEST
 
 enum { QUEUE = 100 };
 
-static pthread_mutex_t gate = PTHREAD_MUTEX_INITIALIZER; /* while the test holds it, the first request does not finish */
+static pthread_mutex_t gate = PTHREAD_MUTEX_INITIALIZER; /* while the test holds this mutex, the first request cannot finish */
 static _Atomic uint32_t n_starts;
 
-/* Request of one tenant; `position` is the number of requests that started before it. */
+/* A request and the number of requests that started before it (`position`). */
 typedef struct turn {
     uint32_t position;
-    bool waits; /* wait for the gate after the first token */
+    bool waits; /* if true, the callback waits for the gate at the first token */
     engine_events events;
 } turn;
 
@@ -339,7 +339,7 @@ START_TEST(request_of_a_second_tenant_overtakes_a_full_queue) {
     crowd[0].waits = true;
     fkv_engine *engine = engine_fixture_open(1);
     while (n < 2 * QUEUE && submit_turn(engine, &crowd[n], 1) == FKV_OK) n++;
-    ck_assert(n >= QUEUE && n <= QUEUE + 1); /* the first request may already have left the queue */
+    ck_assert(n >= QUEUE && n <= QUEUE + 1); /* one more request fits if the first one has already left the queue */
     ck_ok(submit_turn(engine, &guest, 2));
     (void)pthread_mutex_unlock(&gate);
     engine_events_wait(&guest.events);
