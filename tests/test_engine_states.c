@@ -1,5 +1,5 @@
 /* Tests of the engine with models that have recurrent layers: in a conversation, a new turn, a regenerated turn and a turn after
- * a shortened answer compute only their new tokens and at most 80 others. The answers do not depend on the cache.
+ * a shortened answer compute only their new tokens and at most 80 others. Answers are the same with and without cached tokens.
  */
 #include "golden_models.h"
 #include "model_fixture.h"
@@ -15,8 +15,8 @@
 #include <string.h>
 #include <unistd.h>
 
-/* MAX_REPEATED is the largest number of tokens that may be recomputed. Recomputation begins at the last page boundary before the
- * tokens that introduce the answer. */
+/* MAX_REPEATED is the largest number of cached tokens that a turn may compute again. A turn continues from a snapshot at the last
+ * page boundary before the tokens that introduce the answer. */
 enum { PAGE = 64, MAX_REPEATED = 80, MAX_NEW = 90, N_USER = 40, N_TURNS = TEST_SANITIZED ? 3 : 6, MAX_PROMPT = 4000 };
 
 static const char *const NAMES[] = {"lfm2", "qwen35"};
@@ -44,7 +44,7 @@ static void on_event(void *user, const fkv_event *e) {
     (void)pthread_mutex_unlock(&r->lock);
 }
 
-static bool is_half; /* true: engines have 16-bit keys and values; false: the default codec, which is sealed */
+static bool is_half; /* true: engines store 16-bit keys and values; false: engines use the default codec, which is sealed */
 
 static fkv_engine_config engine_config(uint32_t max_snapshots) {
     fkv_engine_config c = fkv_engine_config_default();
@@ -67,7 +67,7 @@ static fkv_engine *open_engine(const fkv_model *model, uint32_t max_snapshots) {
     return engine;
 }
 
-/* Submits a request and waits for its answer. mark: number of prompt tokens before the last user message; 0: unknown */
+/* Submits a request and waits for its answer. mark: number of prompt tokens before the last user message; 0 if unknown */
 static void ask_marked(fkv_engine *engine, const uint32_t *prompt, uint32_t n_prompt, uint32_t mark, reply *r) {
     memset(r, 0, sizeof *r);
     (void)pthread_mutex_init(&r->lock, NULL);
@@ -114,8 +114,8 @@ static void add_random(chat *c, uint32_t n) {
 }
 
 /* Runs a conversation. kept: number of tokens at the end of each answer that stay in the history, as if a chat template removed
- * the reasoning before them. Each turn begins with N_USER tokens and ends with `n_intro` tokens that introduce the answer; the
- * last of these is not repeated in the history if reasoning is removed. */
+ * the reasoning before them. Each turn begins with N_USER tokens and ends with `n_intro` tokens that introduce the answer. If
+ * reasoning is removed, the history omits the last of the introducing tokens. */
 static void run_chat(const char *name, const fkv_model *model, uint32_t kept, uint32_t n_intro) {
     static chat c;
     static reply r;
@@ -174,7 +174,7 @@ END_TEST
 START_TEST(a_turn_whose_reasoning_is_removed_computes_only_its_new_tokens) { with_models(run_without_reasoning); }
 END_TEST
 
-/* After a conversation whose reasoning was removed, every earlier user message can be edited. */
+/* Tests edits of every earlier user message after a conversation whose reasoning was removed. */
 static void run_edits(const char *name, const fkv_model *model) {
     static chat c;
     static reply r;
@@ -204,7 +204,7 @@ static void run_edits(const char *name, const fkv_model *model) {
 START_TEST(an_edited_turn_computes_only_its_new_tokens) { with_models(run_edits); }
 END_TEST
 
-/* Many long answers leave one rolling snapshot each, so they do not evict the snapshot of their shared prompt. */
+/* Each of many long answers keeps only its latest snapshot, so the snapshot of their shared prompt must not be evicted. */
 static void run_branches(const char *name, const fkv_model *model) {
     static chat c;
     static reply r;
@@ -289,8 +289,8 @@ static uint32_t run_long_chat(const fkv_model *model, uint32_t max_snapshots) {
 static void run_long_chats(const char *name, const fkv_model *model) {
     (void)name;
     ck_assert_uint_le(run_long_chat(model, 40), MAX_REPEATED);
-    /* with few snapshots, older snapshots are kept at larger distances; otherwise the edited turn would compute its whole prompt
-     */
+    /* with few snapshots, the distances between older snapshots are larger, but some must remain, or the edited turn would
+     * compute its whole prompt */
     ck_assert_uint_le(run_long_chat(model, 11), 2 * MAX_REPEATED);
 }
 
@@ -324,8 +324,8 @@ static fkv_engine *open_stored_engine(const fkv_model *model, const fkv_prefix_s
     return engine;
 }
 
-/* After a restart, pages and snapshots are restored from a prefix folder. The next turn of a conversation and a regenerated turn
- * compute only their new tokens, and their answers equal the answers of an engine without a store. */
+/* After a restart, the engine restores pages and snapshots from a prefix folder. The next turn of a conversation and a
+ * regenerated turn compute only their new tokens, and their answers equal the answers of an engine without a store. */
 static void run_restart(const char *name, const fkv_model *model) {
     static chat c;
     static reply r;
@@ -384,7 +384,7 @@ static void check_page_map(const char *name, const fkv_model *model) {
     c = (chat){.seed = 6};
     add_random(&c, 300);
     ask(engine, c.tokens, c.n, &r);
-    do /* the engine publishes statistics and pages together, after the last event of the request */
+    do /* waits for the statistics, which the engine publishes together with the page map after the last event of the request */
         fkv_engine_stats_now(engine, &stats);
     while (stats.finished[FKV_FINISH_LENGTH] == 0 && usleep(1000) == 0);
     ck_assert_uint_eq(stats.plan.cache.state_group, 0);

@@ -1,4 +1,4 @@
-/* Tests of the engine with a prefix store: prefixes from the store do not change the text, damaged pages are recomputed, and a
+/* Tests of the engine with a prefix store: prefixes from the store do not change the answer, damaged pages are recomputed, and a
  * slow store is not used.
  */
 #include "engine_fixture.h"
@@ -20,8 +20,8 @@ static const char *store_path(void) {
     return path;
 }
 
-/* Flips one byte of the n-th page in the folder. If n is beyond the last page, removes all pages and the folder. Returns the
- * number of pages. */
+/* Changes one byte of page n in the folder, if this page exists. If n is UINT32_MAX, deletes all pages and the folder instead.
+ * Returns the number of pages. */
 static uint32_t each_page(uint32_t n) {
     char name[600];
     uint32_t i = 0;
@@ -72,7 +72,7 @@ static fkv_engine_stats ask_folder(const uint32_t *prompt, const char *tenant_na
 }
 
 /* Runs the same request without a store, with an empty folder, with a filled folder and with damaged pages. n_open: number of
- * open pages that the prompt has in the folder in addition to its pages. */
+ * open pages that the folder has for the prompt, in addition to its other pages. */
 static void check_prefix_on_disk(uint32_t n_open) {
     enum { N_PROMPT = ENGINE_PROMPT - 16, CACHED = (N_PROMPT - 1) / 16 * 16, ALL = (N_PROMPT + ENGINE_MAX_NEW - 1) / 16 };
     static engine_events cold;
@@ -116,8 +116,8 @@ START_TEST(prefix_on_disk_gives_the_same_text_and_damaged_pages_are_recomputed) 
 }
 END_TEST
 
-/* Sealed layers need the open form of the pages in the last span of a prefix. A prompt is therefore repeated with 0 to 3 full
- * pages after its last complete span, and three prompts have a prefix in common that ends within a span. */
+/* Sealed layers need the open form of the pages in the last span of a prefix. Therefore, a prompt is repeated with 0, 1, 2 and 3
+ * full pages after its last complete span. Then three prompts with a common prefix that ends within a span are run. */
 START_TEST(sealed_prefix_on_disk_is_shared_up_to_every_page) {
     enum { COMMON = ENGINE_PROMPT / 64 * 64 - 16 - 5 };
     static engine_events cold;
@@ -154,7 +154,7 @@ START_TEST(folder_is_not_shared_between_kernels_that_compute_different_bits) {
     static engine_events shared;
     uint32_t prompt[ENGINE_PROMPT];
     model_book_tokens(81, prompt, ENGINE_PROMPT);
-    (void)ask_folder(prompt, "a", &alone); /* fills the folder with pages of the fastest kernels */
+    (void)ask_folder(prompt, "a", &alone); /* fills the folder with pages that the fastest kernels computed */
     engine_fixture.isa = FKV_ISA_SCALAR;
     (void)ask_once(NULL, prompt, "a", &alone);
     fkv_engine_stats stats = ask_folder(prompt, "a", &shared);
@@ -218,8 +218,9 @@ static void inner_figures(void *self, fkv_prefix_store_stats *figures) {
     inner->stats(inner->self, figures);
 }
 
-/* A late read teaches the engine that the store is slower than the predicted time of computing. On a busy machine, this
- * prediction can rise between two requests and the store is then tried again, so several requests are sent. */
+/* After a slow read, the engine knows that computing the pages is faster than reading them. On a busy machine, the predicted time
+ * of computing can rise between two requests, so that the engine tries the store again. The test therefore sends several
+ * requests. */
 START_TEST(store_slower_than_computing_is_not_used) {
     enum { N_REQUESTS = 6 };
     static engine_events cold;
@@ -247,7 +248,8 @@ START_TEST(store_slower_than_computing_is_not_used) {
         if (i == 0) model_book_tokens(500, other, ENGINE_PROMPT);
         fkv_request r = engine_fixture_request(other, &warm);
         r.tenant_name = "a";
-        r.tenant = i; /* each tenant number has its own prefix tree, but all tenants have the same name */
+        r.tenant = i; /* requests with different tenant numbers share no prefix in memory, but all of them share the store,
+                         because their tenant names are equal */
         engine_events_init(&warm);
         ck_ok(fkv_engine_submit(engine, &r, &id, NULL));
         engine_events_wait(&warm);
@@ -309,20 +311,21 @@ START_TEST(store_is_not_queried_in_every_step_for_a_waiting_request) {
     ck_ok(fkv_engine_submit(engine, &r, &other, NULL));
     while (stats.steps < STEPS) fkv_engine_stats_now(engine, &stats);
     ck_assert_uint_eq(stats.waiting, 1);
-    ck_assert_uint_le(n_looks, 3 * (ENGINE_PROMPT + 2 * STEPS) /
-                                   16); /* the store is queried once, and once more for each page that the other request wrote */
+    ck_assert_uint_le(
+        n_looks, 3 * (ENGINE_PROMPT + 2 * STEPS) /
+                     16); /* a waiting request queries the store once, and once more for each page that the other request wrote */
     fkv_engine_cancel(engine, id);
     engine_events_wait(&long_one);
     engine_events_wait(&waits);
-    ck_assert_uint_eq(waits.n_cached, (ENGINE_PROMPT - 1) / 16 * 16); /* the prefix can still be loaded from the store */
+    ck_assert_uint_eq(waits.n_cached, (ENGINE_PROMPT - 1) / 16 * 16); /* the prefix is still loaded from the store */
     fkv_engine_close(engine);
     inner.close(inner.self);
     (void)each_page(UINT32_MAX);
 }
 END_TEST
 
-/* A store that needs one step to look up a page: the first contains() for a key returns false, and the answer is pending. The
- * very first lookup is not pending, so that the request computes its pages. */
+/* A store that needs one step to look up a page: the first call of contains() for a key returns false, and the lookup is pending.
+ * The very first lookup is never pending, so that the request starts to compute its pages. */
 static struct {
     fkv_page_key asked;
     uint32_t n_looks;
@@ -353,8 +356,8 @@ START_TEST(pages_are_not_written_while_the_store_looks_them_up) {
     uint32_t prompt[ENGINE_PROMPT];
     static fkv_prefix_store inner;
     model_book_tokens(82, prompt, ENGINE_PROMPT);
-    /* the answer ends with a complete span, because open pages at the end of an answer are written without waiting for the store
-     */
+    /* the length is chosen such that the answer ends with a complete span, because open pages at the end of an answer are written
+     * without waiting for lookups */
     engine_fixture.n_prompt = ENGINE_PROMPT - 16;
     (void)ask_folder(prompt, "a", &cold);
     ck_ok(fkv_prefix_folder_open(store_path(), 16 << 20, &inner));
@@ -370,7 +373,7 @@ START_TEST(pages_are_not_written_while_the_store_looks_them_up) {
     ck_assert_uint_eq(warm.n_cached, 0);
     ck_assert_uint_eq(late.n_writes, 0);
     late.n_looks = 0;
-    (void)ask_once(&store, prompt, "b", &warm); /* pages that the store does not have are written */
+    (void)ask_once(&store, prompt, "b", &warm); /* tenant b has no pages in the store, so its pages are written */
     ck_assert_uint_gt(late.n_writes, 0);
     inner.close(inner.self);
     (void)each_page(UINT32_MAX);

@@ -150,9 +150,8 @@ START_TEST(gemma_has_windows_and_two_ropes) {
 }
 END_TEST
 
-/* The expected attention factor of YaRN is the same as in llama.cpp (llama-context.cpp): (0.1 * ln(factor) + 1) / (0.1 *
- * multiplier
- * * ln(factor) + 1). The multiplier is used for mistral3 only. */
+/* The expected attention factor of YaRN is the one that llama.cpp computes (llama-context.cpp). With x = 0.1 * ln(factor), it is
+ * (x + 1) / (multiplier * x + 1). Only mistral3 uses the multiplier. */
 START_TEST(yarn_log_multiplier_is_mscale_all_dim) {
     static const struct {
         const char *architecture;
@@ -333,7 +332,7 @@ START_TEST(id_distinguishes_weights) {
     ck_assert_mem_ne(first, other, 32);
     fkv_weights_close(weights);
 
-    maker_open(&shared); /* the same values under a different name have a different ID */
+    maker_open(&shared); /* files with the same values but a different tensor name have different IDs */
     key_text(&shared, "general.architecture", "llama");
     tensor(&shared, "a", GGML_F32, 8, 1, 32);
     id_of(&shared, first);
@@ -342,7 +341,7 @@ START_TEST(id_distinguishes_weights) {
     tensor(&shared, "b", GGML_F32, 8, 1, 32);
     id_of(&shared, other);
     ck_assert_mem_ne(first, other, 32);
-    maker_open(&shared); /* the same values with a different epsilon have a different ID */
+    maker_open(&shared); /* files with the same values but a different epsilon have different IDs */
     key_text(&shared, "general.architecture", "llama");
     key_f32(&shared, "llama.attention.layer_norm_rms_epsilon", 1e-6f);
     tensor(&shared, "a", GGML_F32, 8, 1, 32);

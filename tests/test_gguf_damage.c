@@ -1,5 +1,5 @@
-/* Tests GGUF files with one wrong value, truncated files, and models that would run incorrectly. Each is rejected with a message
- * that names the error and its location, without allocating more memory than the file size justifies. */
+/* Tests GGUF files with one wrong value, truncated files, and models that would run incorrectly. Each must be rejected with a
+ * message that names the error and its location. The allocated memory must stay in proportion to the file size. */
 #include "gguf_maker.h"
 
 #include <inttypes.h>
@@ -73,7 +73,8 @@ START_TEST(memory_is_bounded_by_the_file_size) {
     ck_modest(&shared);
     maker_open(&shared);
     key_text(&shared, "general.architecture", "llama");
-    for (unsigned i = 0; i < MAX_MADE_TENSORS; i++) { /* the smallest possible tensors have 33 bytes each */
+    for (unsigned i = 0; i < MAX_MADE_TENSORS;
+         i++) { /* each of these tensors takes 33 bytes of the file, the smallest possible number */
         const char name[2] = {(char)('!' + i % 90), 0};
         tensor_at(&shared, name, GGML_F32, 1, 1, 0);
     }

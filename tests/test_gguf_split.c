@@ -60,7 +60,7 @@ START_TEST(any_part_opens_the_whole_model) {
         tensor(&shared, name, GGML_F32, 8, 1 + i, 32 * (1 + i));
     }
     fkv_weights *weights = read_good(&shared);
-    /* uses the same bytes as in the split files, where the data of each part starts again with 0, 1, 2, and so on (modulo 113) */
+    /* copies the data of the split files: in each part, byte b has the value b % 113 */
     for (uint32_t i = 0; i < N_PARTS; i++) {
         uint8_t *data = (uint8_t *)(uintptr_t)fkv_weights_tensor(weights, i)->data;
         for (uint32_t b = 0; b < 32 * (1 + i); b++) data[b] = (uint8_t)(b % 113);

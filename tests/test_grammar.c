@@ -76,7 +76,7 @@ static size_t write_answer(grammar *g, uint32_t answer, uint64_t *random, char t
     return n_text;
 }
 
-/* Generates random answers token by token and, in long answers, prefers tokens that close strings, arrays and objects. Every
+/* Generates random answers token by token. Once an answer is long, prefers tokens that close strings, arrays and objects. Every
  * complete answer must be a JSON object. */
 START_TEST(random_answers_without_a_schema_are_objects) {
     char error[GRAMMAR_ERROR_BYTES];
@@ -155,7 +155,7 @@ START_TEST(random_answers_match_the_schema) {
 }
 END_TEST
 
-/* With and without llguidance, a JSON object may follow the reasoning text. */
+/* A JSON object may follow the reasoning text, both with and without llguidance. */
 START_TEST(object_begins_after_the_reasoning) {
     static uint32_t bits[4096];
     char error[GRAMMAR_ERROR_BYTES];
@@ -268,7 +268,7 @@ START_TEST(compilation_beyond_its_time_limit_is_rejected) {
     }
     grammar_set_compile_seconds(600); /* long enough for slow machines */
     grammar *g = NULL;
-    for (int i = 0; g == NULL && i < 60000; i++) { /* abandoned compilations end after some time */
+    for (int i = 0; g == NULL && i < 60000; i++) { /* waits until enough abandoned compilations have ended */
         const struct timespec pause = {0, 10000000};
         g = grammar_open(maker, rules, AT_ONCE, 1, error);
         if (g == NULL) (void)nanosleep(&pause, NULL);

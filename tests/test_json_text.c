@@ -1,5 +1,5 @@
-/* Tests the JSON validator of builds without llguidance. It accepts every object in its subset of JSON, rejects other texts at
- * the first wrong byte, and accepts only prefixes of texts that jansson can parse. */
+/* Tests the JSON validator of builds without llguidance. It must accept every object in its subset of JSON and reject other texts
+ * at the first wrong byte. Every text that it accepts must be the beginning of a text that jansson can parse. */
 #include "../src/serve/json_text.h"
 #include "test.h"
 
@@ -61,7 +61,7 @@ START_TEST(nesting_is_limited) {
     for (n = 0; json_text_add(&t, (unsigned char)text[n]);) n++;
     ck_assert_uint_eq(n, 5 + JSON_TEXT_MAX_DEPTH - 1);
     for (uint32_t i = 1; i < JSON_TEXT_MAX_DEPTH; i++) {
-        if (i == 1) { /* the failed call left the state undefined */
+        if (i == 1) { /* restores the state, which is undefined after the failed call */
             t = json_text_begin(0);
             for (size_t k = 0; k < n; k++) ck_assert(json_text_add(&t, (unsigned char)text[k]));
         }
@@ -71,7 +71,8 @@ START_TEST(nesting_is_limited) {
 }
 END_TEST
 
-/* Adds random bytes. A complete text must be valid JSON, and in every earlier state some byte must be accepted. */
+/* Adds random bytes. A complete text must be valid JSON. As long as the text is incomplete, at least one byte must be accepted as
+ * the next byte. */
 START_TEST(random_texts_are_valid_json) {
     uint64_t random = 3;
     size_t n_complete = 0;

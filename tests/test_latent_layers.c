@@ -56,7 +56,7 @@ static uint8_t *outputs_of(fkv_codec_config codec, uint32_t n_threads, fkv_rotat
     return outputs;
 }
 
-/* Codecs, each with the largest relative L2 error that its quantization causes in the output rows of random inputs. */
+/* Codecs, each with a bound on the relative L2 error that its quantization causes in outputs for random inputs. */
 static const struct {
     fkv_codec_config codec;
     fkv_rotate rotate;

@@ -22,7 +22,8 @@ enum { LAYERS = 2, Q_HEADS = 4, KV_HEADS = 2, DIM = 64, MAX_STEP = 128, MAX_TOKE
 
 static const double DEVICE_TOLERANCE = 1e-3; /* tolerance for float sums that MLX adds in a different order than the host */
 
-/* Layer sets: affine and 16-bit; sealed; sealed 4-bit, for which GPUs have additional kernels; TurboQuant. */
+/* Codecs of the layer sets, in order: affine and 16-bit; sealed; sealed with 4 bits, for which GPUs have additional kernels;
+ * TurboQuant. */
 typedef enum { AFFINE, SEALED, SEALED_4, TURBO, N_LAYER_SETS } layer_set;
 
 #define SEALED_SIDES(k_bits, v_bits) .k = {k_bits, 0, FKV_CODEC_SEALED}, .v = {v_bits, 0, FKV_CODEC_SEALED_V}
@@ -102,7 +103,7 @@ static pair_seq pair_seq_open(pair *p, uint64_t seed, uint32_t max_tokens) {
     return s;
 }
 
-/* Generates a row of one token: K, V or Q if `side` is 0, 1 or 2. */
+/* Generates a row of one token. side: 0 for K, 1 for V, 2 for Q */
 static void row_of(uint64_t seed, uint32_t position, uint32_t layer, uint32_t side, uint32_t n, float *row) {
     uint64_t state = seed * 1000003u + (uint64_t)position * 31u + layer * 7u + side;
     for (uint32_t i = 0; i < n; i++) row[i] = attn_gaussian(&state);
@@ -255,7 +256,7 @@ START_TEST(truncated_and_aborted_tokens_leave_no_rows) {
         pair p = pair_open(&config);
         pair_seq s = pair_seq_open(&p, 1, 300);
         pair_run(&p, &s, 39, 39);
-        s.seed = 77; /* the next step writes rows of another seed and is aborted; these rows must not remain in the pages */
+        s.seed = 77; /* the next step writes rows of another seed and is aborted; no later step may read these rows */
         pair_step(&p, (pair_seq *const[]){&s}, (const uint32_t[]){20}, 1, false);
         ck_ok(fkv_seq_truncate(p.host, s.host, 21));
         ck_ok(fkv_seq_truncate(p.mlx, s.mlx, 21));
@@ -434,8 +435,8 @@ START_TEST(batched_forked_and_reloaded_outputs_are_bit_identical) {
 }
 END_TEST
 
-/* Tests decode blocks of 4, 8 and 16 rows, and prefill tiles that begin at other positions. Runs only on a GPU, because MLX's CPU
- * matrix products may sum in another order if there are more rows. */
+/* Tests decode blocks of 4, 8 and 16 rows, and prefill tiles that begin at different positions. Runs only on a GPU, because on
+ * the CPU the order of additions in MLX's matrix products may depend on the number of rows. */
 START_TEST(outputs_with_other_queries_of_the_sequence_are_bit_identical) {
     enum { LENGTH = 1100, CHUNK = 40 };
     for (layer_set set = AFFINE; set < N_LAYER_SETS && on_gpu(); set++) {
@@ -538,7 +539,8 @@ START_TEST(fetched_rows_are_the_written_rows_of_each_sequence) {
         k = array_of(side_rows[0], 5, KV_HEADS);
         v = array_of(side_rows[1], 5, KV_HEADS);
         ck_ok(fkv_mlx_write(step, 1, k, v));
-        ck_assert_int_eq(fkv_mlx_fetch(step, 1, 0, &k, &v), FKV_UNSUPPORTED); /* the layer has a window */
+        ck_assert_int_eq(fkv_mlx_fetch(step, 1, 0, &k, &v),
+                         FKV_UNSUPPORTED); /* rows of a layer with a window cannot be fetched */
         (void)mlx_array_free(k);
         (void)mlx_array_free(v);
         ck_ok(fkv_step_abort(step));
@@ -576,7 +578,8 @@ START_TEST(pool_sizes_match_the_plan) {
         uint64_t pages = 0;
         for (uint32_t g = 0; g < plan.n_groups; g++) pages += plan.group_pages[g] * plan.group_page_bytes[g];
         ck_assert_uint_ge(pools, pages);
-        /* upper bound: the pools, and 32 KiB for constants (whose size CUDA's allocator rounds up) and MLX's own allocations */
+        /* besides the pages, 32 KiB are allowed for constants, whose size CUDA's allocator rounds up, and for MLX's own
+         * allocations */
         ck_assert_uint_le(pools, plan.slab_bytes + 32768);
         fkv_stats stats;
         ck_ok(fkv_cache_stats(cache, &stats));
@@ -589,9 +592,8 @@ START_TEST(pool_sizes_match_the_plan) {
 }
 END_TEST
 
-/* Checks that steps do not copy a pool. A copy would raise peak memory by more than the limit, because each pool is larger than
- * the memory that a step needs. On CUDA, the thread that frees memory may lag by one step, so the lowest of several measurements
- * is used. */
+/* Checks that steps do not copy a pool. Each pool is larger than the limit on the memory of a step, so a copy would exceed the
+ * limit. On CUDA, the thread that frees memory may lag by one step, so the lowest of several measurements is used. */
 static void check_flat_memory(const fkv_layer_config *layer, uint32_t n_steps) {
     enum { FIRST = 1100, MOST_OF_A_CHUNK = 8 << 20, MOST_OF_A_STEP = 2 << 20, MOST_LAG = 1 << 20 };
     fkv_config config = config_of(AFFINE, 130000, 1);
@@ -725,7 +727,7 @@ START_TEST(errors_inside_mlx_return_a_status_with_the_mlx_message) {
     ck_status(fkv_mlx_graph_status(&graph, "a bad build"), FKV_DEVICE);
     ck_assert_ptr_nonnull(strstr(fkv_message(), "a bad build: MLX error: [reshape]"));
     ck_ok(fkv_mlx_graph_status(&graph, "the next build"));
-    /* an MLX call made by the program itself fails; without an error handler, this would end the process */
+    /* calls MLX directly, with an error; without an error handler, MLX would end the process */
     mlx_array out = mlx_array_new();
     ck_assert_int_ne(mlx_matmul(&out, x, x, device().stream), 0);
     ck_assert_ptr_nonnull(strstr(fkv_mlx_last_error(), "matmul"));
@@ -755,7 +757,8 @@ START_TEST(plan_that_does_not_fit_and_unavailable_kernels_are_rejected) {
 }
 END_TEST
 
-/* On Linux, the GPU compiler reads kernel sources from an include file; elsewhere the whole source is passed. */
+/* On Linux, the source passed to the GPU compiler only includes a file with the kernel source. On other systems, the whole kernel
+ * source is passed. */
 START_TEST(kernel_source_is_passed_as_an_include_of_a_file) {
     char one[FKV_MLX_INCLUDE_CHARS];
     char again[FKV_MLX_INCLUDE_CHARS];

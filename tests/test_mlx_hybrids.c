@@ -1,6 +1,6 @@
-/* Models with recurrent layers and with latent attention on MLX: logits do not depend on how tokens are chunked and batched, and
- * forks, failed steps, truncation to a snapshot, shared prefixes and page files leave them unchanged. parity_mlx_models compares
- * the same models with transformers.
+/* Tests models with recurrent layers and with latent attention on MLX. Logits must not depend on how tokens are chunked and
+ * batched, and must be unchanged after forks, failed steps, truncation to a snapshot, prefix sharing and reloads from page files.
+ * parity_mlx_models compares the same models with transformers.
  *
  * On MLX's CPU backend, logits must be bit-identical. A GPU selects matrix kernels by the number of rows, so there logits may
  * differ slightly between chunk sizes.
@@ -17,8 +17,8 @@
 #include <stdio.h>
 #include <string.h>
 
-static const double GPU_TOLERANCE = 5e-3;  /* matrix products of a GPU round to f16 */
-static const char *const GPU_CODEC = "16"; /* codes of fewer bits would amplify the rounding differences */
+static const double GPU_TOLERANCE = 5e-3;  /* on a GPU, matrix products round to f16 */
+static const char *const GPU_CODEC = "16"; /* lower bit widths would amplify the rounding differences */
 
 /* One model of each kind: short convolution, delta net with uneven heads, Mamba-2 with experts, Mamba-2 in parallel with
  * attention, and latent attention. */

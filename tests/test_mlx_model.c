@@ -1,6 +1,6 @@
 /* Tests of models on MLX: weights match the file, logits of every architecture match a reference pass and the CPU, two real
- * models generate the expected texts, memory use according to MLX's counters is constant and within the plan, pages can be moved
- * between backends, and failed steps have no side effects. Runs on any MLX device. */
+ * models generate the expected texts, memory use according to MLX's counters is constant and within the plan, page files of
+ * another backend are rejected, and failed steps have no side effects. Runs on any MLX device. */
 #include "../src/base/float16.h"
 #include "../src/model/files/tensor_rows.h"
 #include "../src/model/mlx/array_weights.h"
@@ -19,9 +19,9 @@
  * values, to 11-bit significands. A wrong head, RoPE base, window or norm causes an error of more than 0.1. */
 static const double PLAIN_TOLERANCE = 5e-3;
 
-/* Tolerances of the needle model's logits, with 16-bit and with quantized pages: against the CPU, and against MLX with other
- * chunks or batches, for which MLX's matrix products may round differently. In a quantized page, a small difference may round a
- * value to another code, which changes the value by a full quantization step. */
+/* Tolerances of the needle model's logits, with 16-bit pages and with quantized pages. Logits are compared with those of the CPU
+ * and with those of MLX for other chunks and batches, for which MLX's matrix products may round differently. In a quantized page,
+ * a small difference may round a value to the next code, which changes the value by a full quantization step. */
 static const double HALVES_TOLERANCE = 5e-3;
 static const double CODES_TOLERANCE = 2e-2;
 
@@ -40,14 +40,14 @@ static fkv_model *load_on(fkv_backend backend, const char *path) {
 
 enum { ROWS = 3, COLS = 512 };
 
-/* A tensor type, tested with random blocks in which the 16-bit values at the given offsets have realistic magnitudes. */
+/* A tensor type. It is tested with blocks of random bits, except that the 16-bit floats at the given offsets have realistic
+ * magnitudes. */
 typedef struct tensor_case {
     fkv_tensor_type type;
     uint32_t block_cols;
     uint32_t block_bytes;
-    int halves[2]; /* byte offsets of the 16-bit values in a block; -1 if there are fewer than two */
-    double bound;  /* bound on the relative L2 error, which comes from scales that are stored as f16 or values that are stored as
-                      16-bit floats */
+    int halves[2]; /* byte offsets of up to two 16-bit floats in a block; -1 for none */
+    double bound;  /* bound on the relative L2 error, caused by storing scales as f16 or values as 16-bit floats */
 } tensor_case;
 
 static const tensor_case TENSORS[] = {
@@ -163,7 +163,7 @@ enum { PLAIN_TOKENS = 50 };
 
 static const model_spec SPECS[] = {
     {"llama", 2, 64, 128, 4, 2, 16, .tied = true},
-    {"llama", 2, 80, 172, 3, 1, 24, .tied = false}, /* pages store each head with padding */
+    {"llama", 2, 80, 172, 3, 1, 24, .tied = false}, /* the head dimension 24 is padded in pages */
     {"qwen2", 3, 96, 160, 6, 2, 32, .tied = false},
     {"qwen3", 2, 64, 128, 4, 4, 64, .tied = true},
     {"gemma3_text", 5, 64, 96, 4, 1, 32, .window = 10, .pattern = 3, .tied = true},

@@ -1,6 +1,6 @@
-/* State layers of a cache on MLX: each state matches the tokens of its sequence after steps, forks, aborts, truncation and
- * reloads, page files are identical to those of a host cache, and invalid calls are rejected. The state of a sequence is computed
- * from a hash of its tokens. Runs on MLX's CPU backend, or on a GPU if FKV_TEST_MLX_GPU is set. */
+/* Tests the state layers of a cache on MLX. Each state must match the tokens of its sequence after steps, forks, aborts,
+ * truncation and reloads. Page files must be identical to those of a host cache, and invalid calls must be rejected. The state of
+ * a sequence is computed from a hash of its tokens. Runs on MLX's CPU backend, or on a GPU if FKV_TEST_MLX_GPU is set. */
 #include "cache_fixture.h"
 #include "test.h"
 
@@ -132,7 +132,7 @@ static void run_step(const caches *c, state_seq *const *seqs, const uint32_t *n,
 
 static void append(const caches *c, state_seq *s, uint32_t n) { run_step(c, &s, &n, 1, true); }
 
-/* Checks the state of the sequence without changing it. */
+/* Checks the state of the sequence with a step that is aborted, so that the state does not change. */
 static void check_state(const caches *c, state_seq *s) { run_step(c, &s, &(uint32_t){1}, 1, false); }
 
 static state_seq open_seq(const caches *c, uint64_t text, uint32_t n_prompt, uint32_t n_expected) {

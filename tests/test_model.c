@@ -115,7 +115,7 @@ START_TEST(misshapen_tensor_is_named) {
 }
 END_TEST
 
-/* If the head norms of a llama model were ignored, the model would run and give wrong results. */
+/* A llama model with head norms must be rejected, because without the norms it would run and give wrong results. */
 START_TEST(unused_tensor_is_named) {
     model_fixture w;
     model_spec spec = SMALL;

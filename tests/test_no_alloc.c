@@ -19,7 +19,7 @@
 
 enum { PAGE = 16, MAX_TOKENS = 2048, MAX_SEQS = 6, STEP_TOKENS = 64, N_TOKENS = 400 };
 
-/* Tolerance for changes in resident memory, in bytes, because the C library may touch memory by itself. */
+/* Tolerance for changes in resident memory, in bytes, because the C library may use memory of its own. */
 static const uint64_t SLACK_BYTES = 64 * 1024;
 
 static const float SINK_LOGITS[] = {0.5f, 2.0f};
@@ -139,7 +139,7 @@ static void travel(cache_fixture *w, fkv_seq seq, const uint32_t *tokens, const 
     expect(t, fkv_seq_load(w->cache, &good, paths->missing, &loaded), FKV_IO);
 }
 
-/* Forks sequences and closes them during a step that has rows of these sequences, then commits or aborts the step. */
+/* Forks a sequence and closes the fork during a step that has rows of the fork. Then commits or aborts the step. */
 static void close_in_steps(cache_fixture *w, fkv_seq seq, const uint32_t *tokens, uint32_t at, tally *t) {
     for (int ending = 0; ending < 2; ending++) {
         fkv_seq child = 0;
@@ -191,7 +191,7 @@ static void run_sequence(cache_fixture *w, const uint32_t *tokens, const uint32_
     expect(t, fkv_seq_close(w->cache, seq), FKV_OK);
 }
 
-/* Must run before any other save or load, so that allocations made on first use are counted. */
+/* Must run before any other test saves or loads, so that allocations on first use are counted. */
 START_TEST(first_save_and_load_allocate_nothing) {
     fkv_config config = small_config();
     cache_fixture w;
@@ -223,7 +223,7 @@ END_TEST
 START_TEST(nothing_is_allocated_between_open_and_close) {
     enum { N_ROUNDS = TEST_SANITIZED ? 4 : 8 };
     static const uint32_t chunks[] = {
-        1, 13, 32, 60}; /* each chunk is shorter than the largest step, which leaves space for one token of a fork */
+        1, 13, 32, 60}; /* shorter than max_step_tokens, so that a step also has space for one token of a fork */
     fkv_config config = small_config();
     cache_fixture w;
     uint32_t tokens[N_ROUNDS][N_TOKENS];

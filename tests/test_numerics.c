@@ -23,9 +23,9 @@ static const fkv_isa ISAS[] = {FKV_ISA_SCALAR, FKV_ISA_NEON, FKV_ISA_AVX2, FKV_I
 static const char *const MODELS[] = {"llama2", "llama_gptq", "gpt_oss_mxfp4"};
 static const char *const CODECS[] = {"16/16", "8/4", "tq4/tq4", "sealed"};
 
-/* The first 16 digits of the SHA-256 of all keys and values. If a change to a kernel or to the forward pass changes these bits,
- * increase FKV_CPU_NUMERICS_VERSION, so that stored pages of earlier versions are not mixed with pages of this version, and
- * update the table. */
+/* The first 16 hexadecimal digits of the SHA-256 of all keys and values. If a change to a kernel or to the forward pass changes
+ * these bits, increase FKV_CPU_NUMERICS_VERSION, so that stored pages of earlier versions are not mixed with pages of this
+ * version, and update the table. */
 static const struct {
     const char *numerics;
     const char *model;
@@ -158,7 +158,7 @@ static bool same_pages(const prompt_pages *a, const prompt_pages *b) {
     return true;
 }
 
-/* Writes the first 16 digits of the SHA-256 of all keys and values. */
+/* Writes the first 16 hexadecimal digits of the SHA-256 of all keys and values. */
 static void digest_of(const prompt_pages *p, char text[17]) {
     uint8_t digest[FKV_SHA256_BYTES];
     fkv_sha256 sha;
@@ -185,8 +185,9 @@ static void check_pinned(const char *numerics, const char *model, const char *co
     }
 }
 
-/* Members of a class compute the prompt in different steps. No step is longer than a page, because longer steps of a layer with a
- * sliding window drop pages before they enter the prefix tree, and packed pages then contain fewer groups. */
+/* The instruction sets of a class compute the prompt in steps of different lengths. No step is longer than a page, because longer
+ * steps of a layer with a sliding window drop pages before they enter the prefix tree, and packed pages then contain fewer
+ * groups. */
 static void check_classes(const test_model *m, const char *codec) {
     prompt_pages pages[N_OF(ISAS)] = {0};
     char numerics[N_OF(ISAS)][FKV_NUMERICS_BYTES] = {0};

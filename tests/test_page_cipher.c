@@ -1,5 +1,5 @@
-/* Tests the cipher of stored pages: with published vectors, and decryption against encryption by libcrypto. Each decryption test
- * runs with the kernel of this machine, if it has one, and with libcrypto.
+/* Tests the cipher of stored pages with published vectors, and by decrypting messages that libcrypto has encrypted. Each
+ * decryption test runs with libcrypto and, if there is one for this machine, with flatkv's own kernel.
  */
 #include "../src/base/page_cipher.h"
 #include "test.h"

@@ -1,5 +1,5 @@
-/* Tests of saving and loading page files: restored contents, exact bytes, and the state after a failed save. Damaged files are in
- * test_page_file_damage.c, killed saves in test_page_file_kill.c.
+/* Tests of saving and loading page files: restored contents, exact bytes, and the state after a failed save.
+ * test_page_file_damage.c tests damaged files, and test_page_file_kill.c tests saves that are killed.
  */
 #include "page_file_fixture.h"
 #include "test.h"
@@ -28,7 +28,7 @@ static const file_fixture_spec SPECS[] = {
     {16, FILE_FIXTURE_PAGES, FKV_F16, FKV_ROTATE_NONE, 2, {{2, 64, 0, 0, {8, 64}, {4, 64}}, {2, 64, 0, 0, {8, 64}, {4, 64}}}},
     /* 16-bit rows in bfloat16, and a head dimension that is not a power of two */
     {16, FILE_FIXTURE_PAGES, FKV_BF16, FKV_ROTATE_NONE, 1, {{3, 80, 0, 0, {16, 64}, {16, 0}}}},
-    /* low bit widths, rotated keys and values, another page size */
+    /* low bit widths, rotated keys and values, and pages of 32 tokens */
     {32, FILE_FIXTURE_PAGES, FKV_BF16, FKV_ROTATE_KV, 2, {{1, 128, 0, 0, {4, 128}, {2, 128}}, {1, 128, 0, 0, {4, 32}, {2, 64}}}},
     /* three interleaved groups, two of them with windows */
     {16,
@@ -105,7 +105,7 @@ END_TEST
 
 START_TEST(loaded_sequence_continues_with_identical_bytes) {
     for (size_t s = 0; s + 1 < N_OF(SPECS);
-         s++) { /* the last configuration has only enough pages for two sequences of this length */
+         s++) { /* the last configuration is skipped, because it has only enough pages for two sequences of this length */
         const char *path = file_fixture_path("half.fkv");
         const char *whole = file_fixture_path("whole.fkv");
         const char *resumed = file_fixture_path("resumed.fkv");
@@ -515,7 +515,8 @@ START_TEST(existing_part_file_is_replaced_or_rejected) {
     ck_assert(!exists(path));
     ck_assert_uint_eq(file_fixture_read_file(victim, file_a, sizeof file_a), sizeof precious);
 
-    /* Simulates the part file of a save that was killed. The part file is longer than the new file, and all users can read it. */
+    /* Simulates the part file of a save that was killed. The part file is longer than the new file, and all users can read and
+     * write it. */
     memset(file_a, 0xcc, 100000);
     file_fixture_write_file(part, file_a, 100000);
     ck_assert_int_eq(chmod(part, 0666), 0);

@@ -344,8 +344,8 @@ START_TEST(plan_page_sizes_match_the_format_document) {
 END_TEST
 
 START_TEST(plan_has_exactly_the_pages_visible_to_a_query) {
-    /* definition: a page is saved if a query at position n_tokens sees one of its tokens, or if the query's own token belongs to
-     * the page */
+    /* by definition, a page is saved if a query at position n_tokens sees one of its tokens or if the page contains that position
+     */
     for (uint32_t window = 0; window <= 70; window += 7) {
         for (uint32_t n_sinks = 0; n_sinks <= (window == 0 ? 0u : 40u); n_sinks += 8) {
             fkv_file_layer layer = {1, 64, window, n_sinks, {8, 64}, {4, 64}};
@@ -357,8 +357,8 @@ START_TEST(plan_has_exactly_the_pages_visible_to_a_query) {
                 fkv_file_entry entry = {0};
                 bool more = fkv_file_cursor_next(&plan, &cursor, &entry);
                 for (uint32_t page = 0; page * 16 < n_tokens; page++) {
-                    bool seen = false; /* true if a query at position n_tokens sees a token of the page, including the token at
-                                          n_tokens itself */
+                    bool seen = false; /* true if a query at position n_tokens sees a token of the page; the token at position
+                                          n_tokens counts */
                     for (uint32_t t = page * 16; t < page * 16 + 16 && t <= n_tokens; t++)
                         seen = seen || window == 0 || t + window > n_tokens || t / 16 * 16 < n_sinks;
                     ck_assert_msg(seen == (more && entry.logical == page), "window %u, sinks %u, tokens %u, page %u", window,

@@ -127,7 +127,7 @@ START_TEST(killed_save_leaves_a_complete_file_or_the_old_one) {
 }
 END_TEST
 
-/* Opens a cache through the public header. Each of its layers has pages in two groups. */
+/* Opens a cache with the public API. Each of its layers has pages in two groups. */
 static void open_sealed(cache_fixture *w, fkv_seq seqs[2], uint32_t tokens[2][TOKENS_A]) {
     static const fkv_layer_config layers[] = {
         {2, 1, 32, 0, 0, 0, 0, {4, 0, FKV_CODEC_SEALED}, {4, 0, FKV_CODEC_SEALED_V}},
