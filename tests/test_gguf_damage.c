@@ -73,8 +73,7 @@ START_TEST(memory_is_bounded_by_the_file_size) {
     ck_modest(&shared);
     maker_open(&shared);
     key_text(&shared, "general.architecture", "llama");
-    for (unsigned i = 0; i < MAX_MADE_TENSORS;
-         i++) { /* each of these tensors takes 33 bytes of the file, the smallest possible number */
+    for (unsigned i = 0; i < MAX_MADE_TENSORS; i++) { /* each tensor takes 33 bytes of the file, the minimum */
         const char name[2] = {(char)('!' + i % 90), 0};
         tensor_at(&shared, name, GGML_F32, 1, 1, 0);
     }

@@ -344,8 +344,7 @@ START_TEST(plan_page_sizes_match_the_format_document) {
 END_TEST
 
 START_TEST(plan_has_exactly_the_pages_visible_to_a_query) {
-    /* by definition, a page is saved if a query at position n_tokens sees one of its tokens or if the page contains that position
-     */
+    /* by definition, a page is saved if a query at position n_tokens sees one of its tokens or is itself in the page */
     for (uint32_t window = 0; window <= 70; window += 7) {
         for (uint32_t n_sinks = 0; n_sinks <= (window == 0 ? 0u : 40u); n_sinks += 8) {
             fkv_file_layer layer = {1, 64, window, n_sinks, {8, 64}, {4, 64}};

@@ -1,12 +1,13 @@
-/* Unit tests of the pager: sequences, steps, forks, truncation and windows. Reservations, matching, closing during a step and
- * sequence IDs are in test_sequence.c, the prefix tree in test_prefix.c, and random runs against a model in test_pager_model.c.
+/* Unit tests of the pager: sequences, steps, forks, truncation and windows. test_sequence.c tests reservations, matching, closing
+ * during a step and sequence IDs. test_prefix.c tests the prefix tree, and test_pager_model.c compares random operations with a
+ * model.
  */
 #include "pager_fixture.h"
 
 #include <pthread.h>
 
-/* Pager configurations: page_tokens, max_seqs, max_seq_tokens, max_step_tokens, n_groups, then {window, n_sinks, n_pages} of each
- * group. */
+/* Pager configurations. The fields are page_tokens, max_seqs, max_seq_tokens, max_step_tokens and n_groups, followed by {window,
+ * n_sinks, n_pages} for each group. */
 static const fkv_pager_spec full_spec = {16, 4, 256, 64, 1, {{0, 0, 16}}};
 static const fkv_pager_spec window_spec = {16, 2, 100000, 24, 1, {{40, 20, 16}}};
 static const fkv_pager_spec mixed_spec = {16, 4, 512, 32, 3, {{64, 4, 40}, {0, 0, 40}, {24, 0, 40}}};
@@ -269,7 +270,7 @@ START_TEST(longest_row_writes_in_place_when_only_rows_hold_the_page) {
     ck_assert_uint_ne(page_of(pager, c, 0, 1), tail);
     ck_ok(fkv_pager_step_abort(pager));
 
-    /* a sequence of the same length outside of the step also reads the page, so every row of the step copies the page */
+    /* a fourth sequence also reads the page but has no row in the step, so every row of the step copies the page */
     fkv_seq d = fork_seq(pager, b, 64);
     ck_ok(fkv_pager_step_begin(pager, rows, 3));
     (void)fkv_pager_step_copies(pager, &n);
@@ -307,12 +308,12 @@ START_TEST(fork_reserves_the_copy_that_it_causes) {
     fkv_seq parent = open_seq(pager, 240);
     grow(pager, parent, 10);
     fkv_seq child = 0;
-    /* of the 16 pages, 1 is held, 14 are promised, and the last one is reserved for the copy */
+    /* of the 16 pages, 1 is held and 14 are promised, which leaves 1 page for the copy of the shared page */
     ck_status(fkv_pager_fork(pager, parent, 17, &child), FKV_POOL_FULL);
     child = fork_seq(pager, parent, 16);
     ck_assert_uint_eq(stats_of(pager, 0).promised, 15);
     close_seq(pager, child);
-    /* the child never writes, so the parent must copy the page instead */
+    /* the child has reached its max_tokens and never writes, so the parent must copy the page instead */
     child = fork_seq(pager, parent, 10);
     ck_assert_uint_eq(stats_of(pager, 0).promised, 15);
     /* a second child that never writes needs no additional page */
@@ -361,7 +362,7 @@ START_TEST(truncate_is_rejected_if_other_holders_keep_the_pages) {
     fkv_pager *pager = pager_fixture_open(&full_spec);
     fkv_seq a = open_seq(pager, 256);
     grow(pager, a, 256);
-    fkv_seq b = fork_seq(pager, a, 256); /* the fork shares all 16 pages, so it needs no other page */
+    fkv_seq b = fork_seq(pager, a, 256); /* the fork shares all 16 pages and needs no others */
     pager_fixture_snapshot(pager);
     ck_status(fkv_pager_truncate(pager, b, 240), FKV_POOL_FULL);
     ck_assert_ptr_nonnull(strstr(fkv_message(), "1 pages would be reserved, but only 0 are available"));
@@ -495,7 +496,7 @@ START_TEST(forks_share_and_copy_window_pages) {
         ck_assert_uint_eq(copies[g].to, page_of(pager, b, g, 9));
     }
     commit(pager);
-    grow(pager, a, 100); /* appending to sequence a releases window pages that sequence b still sees */
+    grow(pager, a, 100); /* sequence a releases window pages that sequence b still needs */
     ck_assert_uint_eq(length_of(pager, b), 154);
 }
 END_TEST
@@ -557,7 +558,7 @@ START_TEST(fill_allocates_the_pages_visible_to_the_next_query) {
     ck_ok(fkv_pager_fill(pager, seq, 250));
     ck_assert(fkv_pager_consistent(pager));
     ck_assert_uint_eq(length_of(pager, seq), 250);
-    ck_assert_uint_eq(stats_of(pager, 0).held, 6); /* held pages: the sink page and the pages of tokens 187 to 249 */
+    ck_assert_uint_eq(stats_of(pager, 0).held, 6); /* the sink page and the pages of tokens 187 to 249 are held */
     ck_assert_uint_eq(stats_of(pager, 1).held, 16);
     ck_assert_uint_eq(stats_of(pager, 2).held, 2);
     grow(pager, seq, 50);

@@ -8,8 +8,8 @@
 
 enum { FULL = 0, WINDOW = 1 };
 
-/* Pager configuration: page_tokens, max_seqs, max_seq_tokens, max_step_tokens, n_groups, then {window, n_sinks, n_pages} of each
- * group. */
+/* Pager configuration. The fields are page_tokens, max_seqs, max_seq_tokens, max_step_tokens and n_groups, followed by {window,
+ * n_sinks, n_pages} for each group. */
 static const fkv_pager_spec spec = {16, 6, 256, 32, 2, {{0, 0, 32}, {32, 4, 32}}};
 
 static fkv_seq forked; /* sequence that shares a partly filled page */
@@ -61,7 +61,7 @@ static void longer_than_its_maximum(fkv_pager *p) { sequence(p)->len = sequence(
 static void changed_maximum(fkv_pager *p) { sequence(p)->max_tokens += 16; }
 static void more_pages_than_reserved(fkv_pager *p) { sequence(p)->max_tokens = 16, sequence(p)->len = 16; }
 static void cap_below_held_pages(fkv_pager *p) {
-    p->groups[FULL].width = 1; /* the width is also the length of a page-table row, so the table is read incorrectly, too */
+    p->groups[FULL].width = 1; /* the width is also the length of a page-table row, so the table is misread, too */
 }
 static void entered_miscounted(fkv_pager *p) { p->groups[FULL].entered++; }
 static void reserved_miscounted(fkv_pager *p) { p->groups[WINDOW].reserved++; }
@@ -230,8 +230,7 @@ END_TEST
 
 START_TEST(overcommitted_pool_is_detected) {
     fkv_pager *pager = valid_pager();
-    /* increases reservations without the admission check, so that all counts agree with each other but the pool has too few pages
-     */
+    /* increases reservations without the admission check: all counts stay consistent, but the pool has too few pages */
     fkv_sequence *s = sequence(pager);
     uint32_t more = 256 - s->max_tokens;
     s->max_tokens += more;

@@ -1,5 +1,5 @@
-/* Runs random operations on the pager and its reference model: test_pager_model [seed] [n_ops]. Without a seed, runs a fixed seed
- * and a seed from the clock. Prints each seed, with which a failure can be reproduced. */
+/* Runs random operations on the pager and its reference model. Called as test_pager_model [seed] [n_ops]. Without a seed, runs
+ * once with a fixed seed and once with a seed from the clock. Prints each seed, so that a failure can be reproduced. */
 #include "pager_model.h"
 
 #include <inttypes.h>

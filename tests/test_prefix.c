@@ -3,8 +3,8 @@
 
 #include "../src/pager/prefix_tree.h"
 
-/* Pager configurations: page_tokens, max_seqs, max_seq_tokens, max_step_tokens, n_groups, then {window, n_sinks, n_pages} of each
- * group. */
+/* Pager configurations. The fields are page_tokens, max_seqs, max_seq_tokens, max_step_tokens and n_groups, followed by {window,
+ * n_sinks, n_pages} for each group. */
 static const fkv_pager_spec full_spec = {16, 4, 256, 16, 1, {{0, 0, 16}}};
 static const fkv_pager_spec window_spec = {16, 4, 256, 16, 2, {{0, 0, 24}, {32, 4, 24}}};
 static const fkv_pager_spec window_only_spec = {16, 3, 400, 16, 1, {{32, 4, 15}}};
@@ -87,7 +87,7 @@ START_TEST(page_listing_reports_the_owner_of_each_page) {
     fkv_seq b = open_on(pager, 7, 64, tokens, 64, 48);
     ck_assert_uint_eq(fkv_pager_pages(pager, 0, list, 16), 16);
     ck_assert(list[page_of(pager, b, 0, 0)].state == FKV_PAGE_SHARED);
-    fkv_page_info few[5]; /* with only five entries, the list contains about every third of the 16 pages */
+    fkv_page_info few[5]; /* an array of five entries receives about every third of the 16 pages */
     ck_assert_uint_eq(fkv_pager_pages(pager, 0, few, 5), 5);
     for (uint32_t i = 0; i < 5; i++)
         ck_assert(few[i].state == list[i * 16 / 5].state && few[i].tenant == list[i * 16 / 5].tenant);
@@ -216,7 +216,7 @@ START_TEST(pinning_cached_pages_cannot_break_a_promise) {
     fkv_seq other = 0;
     pager_fixture_snapshot(pager);
     fkv_seq_config config = {.max_tokens = 128, .prompt = tokens, .n_prompt = 128};
-    /* the second sequence would need no new page but would pin the 8 cached pages, which the first sequence may need */
+    /* the second sequence would need no new page but would pin the 8 cached pages, some of which the first may need */
     ck_status(fkv_pager_open(pager, &config, &other, NULL), FKV_POOL_FULL);
     ck_assert(pager_fixture_unchanged(pager));
     (void)open_on(pager, 0, 48, tokens, 48, 48);
@@ -231,7 +231,7 @@ START_TEST(cached_pages_are_evicted_when_a_promise_needs_them) {
     keep_tokens(pager, 0, tokens, 256);
     ck_assert_uint_eq(stats_of(pager, 0).cached, 16);
     fkv_seq seq = open_seq(pager, 256);
-    /* opening a sequence evicts only as many pages as its next step may need; the front of the cached prompt is evicted last */
+    /* opening a sequence evicts only as many pages as its next step may need; the start of the cached prompt is evicted last */
     ck_assert_uint_eq(stats_of(pager, 0).free, 3);
     ck_assert_uint_eq(stats_of(pager, 0).cached, 13);
     grow(pager, seq, 128);
@@ -266,13 +266,13 @@ START_TEST(insert_never_pins_promised_pages) {
     uint32_t tokens[64];
     text(1, tokens, 64);
     keep_tokens(pager, 0, tokens, 32);
-    /* 10 of the 16 pages are promised to the first sequence and 4 to the second; the promised pages include the 2 cached pages */
+    /* the sequences `other`, `seq` and `more` may need 10 + 4 + 2 pages, which is the whole pool, including the 2 cached pages */
     fkv_seq other = open_seq(pager, 160);
     fkv_seq seq = open_seq(pager, 64);
     grow(pager, seq, 64);
     ck_assert_uint_eq(stats_of(pager, 0).cached, 2);
     fkv_seq more = open_seq(pager, 32);
-    insert(pager, seq, tokens, 64); /* inserting a node below the two cached nodes would pin both */
+    insert(pager, seq, tokens, 64); /* no node is inserted, because it would pin the two cached nodes above it */
     ck_assert(!in_tree(pager, tokens, 3));
     close_seq(pager, more);
     insert(pager, seq, tokens, 64);
@@ -379,7 +379,7 @@ START_TEST(insert_refreshes_the_age_of_a_prefix) {
     keep_tokens(pager, 0, texts[0], 48);
     keep_tokens(pager, 0, texts[1], 48);
     keep_tokens(pager, 0, texts[0],
-                48); /* computes and inserts the text again: the new pages are discarded, but the age of the text is refreshed */
+                48); /* computes and inserts the text again; the new pages are discarded, but the text counts as recently used */
     fkv_seq seq = open_seq(pager, 256);
     grow(pager, seq, 160);
     ck_assert(in_tree(pager, texts[0], 3));
@@ -470,8 +470,8 @@ START_TEST(match_needs_the_sinks_and_the_window) {
     fkv_pager *pager = pager_fixture_open(&window_spec);
     uint32_t tokens[96];
     text(1, tokens, 96);
-    /* The tokens are inserted at the end, when the window group holds only the sink page and the last two pages, so only a match
-     * of all 6 pages is usable. */
+    /* The tokens are inserted after all of them were computed. The window group then holds only the sink page and the last two
+     * pages, so only a match of all 6 pages can be used. */
     keep_tokens(pager, 0, tokens, 96);
     ck_assert_uint_eq(stats_of(pager, 0).cached, 6);
     ck_assert_uint_eq(stats_of(pager, 1).cached, 3);
@@ -491,7 +491,7 @@ START_TEST(match_without_sinks_finds_nothing) {
     text(1, tokens, 96);
     keep_tokens(pager, 0, tokens, 96);
     fkv_seq seq = open_on(pager, 0, 96, tokens, 96, 96);
-    ck_ok(fkv_pager_truncate(pager, seq, 10)); /* the sequence writes to the sink page, which therefore leaves the tree */
+    ck_ok(fkv_pager_truncate(pager, seq, 10)); /* the sequence will write to the sink page, so the page leaves the tree */
     ck_assert_uint_eq(pager->tree.nodes[node_of(pager, tokens, 1)].pages[1], FKV_NO_PAGE);
     ck_assert_uint_eq(found_tokens(pager, 0, tokens, 96), 0);
 }
@@ -551,7 +551,7 @@ START_TEST(window_page_held_only_by_writers_leaves_the_tree) {
     /* sequence b needs the page unchanged, so the page stays in the tree, and sequence a will write to a copy */
     ck_assert_uint_ne(node->pages[1], FKV_NO_PAGE);
     close_seq(pager, b);
-    ck_assert_uint_eq(node->pages[1], FKV_NO_PAGE); /* sequence a now writes in place */
+    ck_assert_uint_eq(node->pages[1], FKV_NO_PAGE); /* the page leaves the tree, because sequence a will now write in place */
     ck_assert_uint_ne(node->pages[0], FKV_NO_PAGE);
     ck_ok(fkv_pager_step_begin(pager, &(fkv_row){a, 1}, 1));
     uint32_t n = 0;
@@ -599,7 +599,7 @@ START_TEST(oldest_leaf_is_evicted_when_nodes_run_out) {
     ck_assert_uint_eq(found_tokens(pager, 0, texts[2], 96), 96);
     uint32_t longest[400];
     text(9, longest, 400);
-    /* the text has 25 pages, but the tree has only 15 nodes; the front of the text is never evicted to make room for its end */
+    /* the text has 25 pages, but the tree has only 15 nodes; the start of a text is never evicted to make room for its end */
     keep_tokens(pager, 0, longest, 400);
     ck_assert(in_tree(pager, longest, 15) && !in_tree(pager, longest, 16));
 }

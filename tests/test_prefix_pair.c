@@ -1,4 +1,4 @@
-/* Tests the pair of prefix stores with two stores in memory. A page of these stores is one byte. */
+/* Tests the prefix store that combines a near and a far store. Both are stores in memory, whose pages have one byte. */
 #include "cache_fixture.h"
 #include "test.h"
 
@@ -9,7 +9,7 @@
 enum { N_KEYS = 8, N_READS = 6 };
 
 typedef struct memory_store {
-    uint8_t bytes[N_KEYS]; /* 0: not in the store */
+    uint8_t bytes[N_KEYS]; /* contents of each page; 0 if the page is not in the store */
     bool pending[N_KEYS];
     fkv_status read_status;
     fkv_status write_status;
@@ -41,7 +41,7 @@ static fkv_status memory_read(void *self, const fkv_page_key *key, uint8_t *pack
     return FKV_OK;
 }
 
-/* Requests two pages before the first one is done. */
+/* Reads pages in batches of two: requests both pages before the first of them is done. */
 static void memory_read_pages(void *self, const fkv_page_reads *reads) {
     fkv_page_read *pages[2];
     ((memory_store *)self)->n_sequences++;
@@ -116,7 +116,7 @@ START_TEST(pages_are_looked_up_and_read_in_the_near_store_first) {
         ck_assert_uint_eq(page, expected[i]);
     }
     ck_assert_int_eq(near.n_reads, 2);
-    near.read_status = FKV_FILE_DAMAGED; /* a damaged page of the near store is removed, and the far store is asked */
+    near.read_status = FKV_FILE_DAMAGED; /* the damaged page must be removed and read from the far store */
     const fkv_page_key key = key_of(2);
     uint8_t page = 0;
     uint64_t n_bytes = 0;
@@ -145,7 +145,7 @@ static void page_done(void *user) {
     ck_assert_int_ne(order->pages[order->n_done++].status, FKV_BUSY); /* the initial value */
 }
 
-/* Every combination of pages in the near store, in the far store and in none. */
+/* Tests every combination in which each page is in the near store, in the far store or in neither. */
 START_TEST(pages_of_both_stores_are_read_in_order) {
     for (unsigned where = 0; where < 729; where++) {
         memory_store near = {.read_status = FKV_OK};
@@ -164,7 +164,7 @@ START_TEST(pages_of_both_stores_are_read_in_order) {
             ck_assert_uint_eq(order.bytes[i], near.bytes[i] + far.bytes[i]);
             ck_status(order.pages[i].status, order.bytes[i] != 0 ? FKV_OK : FKV_GONE);
         }
-        if (where == 728) ck_assert_int_eq(far.n_sequences, 1); /* all pages are in the far store and read ahead */
+        if (where == 728) ck_assert_int_eq(far.n_sequences, 1); /* one call reads all pages from the far store */
         pair.close(pair.self);
     }
 }

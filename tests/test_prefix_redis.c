@@ -18,18 +18,18 @@
 
 enum { CAPACITY = 1000 };
 
-/* ---- a fake server that answers every command of a kind with the same bytes ---- */
+/* ---- a fake server with fixed replies ---- */
 
 enum { MAX_CONNECTIONS = 64 };
 
 typedef struct fake_server {
     int listener;
     char path[100];
-    const char *reply; /* reply to all commands for which command_reply is not used */
+    const char *reply; /* reply to every command except those that get command_reply */
     size_t n_reply;
     bool closes;               /* true if the server closes the connection after this reply */
-    size_t n_held;             /* number of commands that the server reads before it replies to all of them */
-    const char *command_reply; /* reply to PING and SET; NULL: like other commands */
+    size_t n_held;             /* number of commands that the server collects before it replies to any of them */
+    const char *command_reply; /* reply to PING and SET; if NULL, these commands get `reply`, too */
     pthread_t thread;
     pthread_t threads[MAX_CONNECTIONS]; /* [n_threads] one thread per connection */
     size_t n_threads;
@@ -94,7 +94,7 @@ static void *run_fake(void *user) {
 static void open_fake_with(fake_server *f, fake_server config) {
     static int number;
     struct sockaddr_un address = {.sun_family = AF_UNIX};
-    (void)signal(SIGPIPE, SIG_IGN); /* the store may close a connection before the reply */
+    (void)signal(SIGPIPE, SIG_IGN); /* a write to a connection that the store has closed must fail instead of raising SIGPIPE */
     *f = config;
     (void)snprintf(f->path, sizeof f->path, "/tmp/flatkv_fake_%d_%d", (int)getpid(), number++);
     (void)snprintf(address.sun_path, sizeof address.sun_path, "%s", f->path);
@@ -112,7 +112,8 @@ static void open_fake(fake_server *f, const char *reply, size_t n_reply, bool cl
 static void close_fake(fake_server *f) {
     (void)shutdown(f->listener, SHUT_RDWR);
     (void)pthread_join(f->thread, NULL);
-    for (size_t i = 0; i < f->n_threads; i++) (void)pthread_join(f->threads[i], NULL); /* the store has closed its connections */
+    for (size_t i = 0; i < f->n_threads; i++)
+        (void)pthread_join(f->threads[i], NULL); /* these threads end because the store has closed its connections */
     (void)close(f->listener);
     (void)unlink(f->path);
 }
@@ -218,13 +219,13 @@ START_TEST(hostile_replies_are_refused) {
 }
 END_TEST
 
-/* Pages that are read in one sequence. */
+/* Pages that one call of read_pages() reads. */
 typedef struct read_order {
     fkv_page_read pages[40];
     size_t n_pages;
     size_t n_next;
     size_t n_done;
-    size_t most_in_flight; /* maximum number of pages that were requested and not done */
+    size_t most_in_flight; /* largest number of pages that were requested but not done at any time */
 } read_order;
 
 static fkv_page_read *next_page(void *user) {
@@ -270,7 +271,7 @@ START_TEST(pages_are_requested_before_earlier_pages_arrive) {
 }
 END_TEST
 
-/* The number of pages in flight depends on the size of the last value. */
+/* The larger the last value was, the fewer pages the store requests at a time. */
 START_TEST(large_pages_are_requested_in_smaller_numbers) {
     static const struct {
         size_t n_value;
@@ -322,7 +323,7 @@ START_TEST(silent_server_is_not_used_and_costs_no_time) {
     store.stats(store.self, &stats);
     ck_assert_uint_eq(stats.n_unavailable, 1);
     ck_assert(!store.contains(store.self, &key));
-    ck_assert(!store.pending(store.self, &key)); /* no request waits for a server that does not respond */
+    ck_assert(!store.pending(store.self, &key)); /* callers must not wait for a server that does not respond */
     ck_status(store.read(store.self, &key, packed, sizeof packed, &n_bytes), FKV_GONE);
     ck_status(store.write(store.self, &key, packed, sizeof packed), FKV_BUSY);
     store.close(store.self);
@@ -330,7 +331,8 @@ START_TEST(silent_server_is_not_used_and_costs_no_time) {
 }
 END_TEST
 
-/* A lookup that is not answered in time is not repeated while its reply is outstanding, so that callers stop waiting for it. */
+/* If a lookup gets no reply in time, the store does not repeat the lookup while the reply is outstanding, and callers stop
+ * waiting. */
 START_TEST(wait_for_an_answer_is_limited) {
     fake_server f;
     open_fake(&f, "", 0, false);

@@ -1,9 +1,9 @@
-/* Tests prefix pages that are stored outside of memory: packed pages are restored bit-identically or rejected, and a folder stays
- * within its size limit and keeps its LRU order across restarts and kills.
+/* Tests packed prefix pages and the prefix store in a folder. Packed pages must be restored bit-identically or rejected. The
+ * folder must stay within its size limit and keep its LRU order across restarts and kills.
  *
- * For the kills, a child writes pages whose bytes are derived from their number, and counts the acknowledged pages; the parent
- * kills the child after a random delay, reopens the folder and reads all pages. The environment variable FLATKV_KILLS sets the
- * number of kills.
+ * For the kills, a child process writes pages and counts the acknowledged ones. The contents of a page are derived from its
+ * number. The parent kills the child after a random delay, reopens the folder and reads all pages. The environment variable
+ * FLATKV_KILLS sets the number of kills.
  */
 #include "cache_fixture.h"
 #include "test.h"
@@ -23,10 +23,10 @@
 
 enum {
     PAGE = 16,
-    N_PAGES = 8 /* number of pages; a multiple of the span length */,
+    N_PAGES = 8 /* a multiple of SPAN */,
     N_TOKENS = N_PAGES * PAGE,
     N_MORE = 24,
-    SPAN = 4, /* pages in a span of a sealed layer */
+    SPAN = 4, /* number of pages in a span of a sealed layer */
     TENANT = 3,
     MOST_PACKED = 64 * 1024
 };
@@ -192,7 +192,7 @@ static void check_restored_end(const fkv_config *config, uint32_t n, const uint8
     for (uint32_t i = n - n % SPAN; i < n; i++) {
         if (i == 0) continue;
         ck_ok(unpack_open(&w, &one, i));
-        ck_ok(unpack_open(&w, &one, i)); /* the second copy changes nothing */
+        ck_ok(unpack_open(&w, &one, i)); /* unpacking an open page again has no effect */
         ck_assert(fkv_cache_consistent(w.cache));
         ck_ok(fkv_prefix_pack_open(w.cache, TENANT, one.tokens, i + 1, &one.open_keys[i], other.open[i], &other.n_open[i]));
         ck_assert_uint_eq(other.n_open[i], one.n_open[i]);
@@ -235,9 +235,9 @@ START_TEST(misplaced_open_pages_are_rejected) {
     ck_ok(unpack(&w, &one, 1));
     const fkv_stats before = cache_fixture_stats(&w);
     other = one;
-    memcpy(other.open[1], one.open[2], one.n_open[2]); /* the open form of another page */
+    memcpy(other.open[1], one.open[2], one.n_open[2]); /* replaces an open page with the open form of another page */
     ck_status(unpack_open(&w, &other, 1), FKV_FILE_FOREIGN);
-    /* a page in place of its open form, and the reverse */
+    /* unpacks a page as an open page, and an open page as a page */
     ck_status(fkv_prefix_unpack_open(w.cache, TENANT, one.tokens, 2, &one.keys[1], one.bytes[1], one.n_bytes[1]),
               FKV_FILE_FOREIGN);
     ck_status(fkv_prefix_unpack(w.cache, TENANT, one.tokens, 2, &one.open_keys[1], one.open[1], one.n_open[1]), FKV_FILE_FOREIGN);
@@ -274,7 +274,7 @@ START_TEST(open_pages_keep_promises) {
         cache_tokens(20 + s, tokens[s], 11 * PAGE);
         seqs[s] = cache_fixture_seq(&w, 11 * PAGE);
     }
-    for (uint32_t i = 0; i < N_PAGES; i++) { /* more open pages than the plan has for cached prefixes */
+    for (uint32_t i = 0; i < N_PAGES; i++) { /* unpacks more open pages than the plan provides for cached prefixes */
         fkv_status status = unpack(&w, &one, i);
         if (status == FKV_OK && i > 0) status = unpack_open(&w, &one, i);
         ck_assert_msg(status == FKV_OK || status == FKV_POOL_FULL || status == FKV_GONE, "%s", fkv_message());
@@ -291,7 +291,7 @@ END_TEST
 
 typedef fkv_status (*unpack_fn)(cache_fixture *w, const packed_prefix *p, uint32_t i);
 
-/* Changes every bit of a packed page, and truncates it at every byte. */
+/* Checks that a packed page with any flipped bit, or truncated to any length, is rejected. */
 static void check_damage(cache_fixture *w, unpack_fn unpack_one, uint32_t i, uint8_t *bytes, uint64_t *n_bytes) {
     const fkv_stats before = cache_fixture_stats(w);
     const uint64_t n = *n_bytes;
@@ -376,8 +376,8 @@ START_TEST(page_of_another_model_codec_tenant_or_position_is_rejected) {
 }
 END_TEST
 
-/* Keys computed by an independent program from docs/page_format.md, sections 4 and 7. Servers that share a store depend on equal
- * keys, so a change to these keys makes all stored pages unreachable. */
+/* An independent program computed the expected keys as sections 4 and 7 of docs/page_format.md specify. Servers that share a
+ * store must compute equal keys. If the computation of keys changes, all stored pages become unreachable. */
 START_TEST(keys_equal_the_golden_keys) {
     static const struct {
         const char *tenant;
@@ -588,7 +588,7 @@ START_TEST(folder_keeps_pages_across_restarts_within_its_limit) {
     uint8_t byte = 0;
     uint64_t n = 0;
     ck_status(s.read(s.self, &gone, &byte, 1, &n), FKV_GONE);
-    fkv_page_key taken = number_key(WRITTEN - 2); /* the page's file is deleted by another program, which counts as one miss */
+    fkv_page_key taken = number_key(WRITTEN - 2); /* deletes the file, as another program might; the read counts as one miss */
     unlink_page(&taken);
     ck_assert(look_number(&s, WRITTEN - 2));
     ck_status(s.read(s.self, &taken, &byte, 1, &n), FKV_GONE);
@@ -758,7 +758,7 @@ START_TEST(killed_store_serves_exactly_the_acknowledged_pages) {
         ck_assert_uint_eq(n_there, stats.pages);
         n_checked += n_there;
         if (look_number(&s, *next))
-            *next = *next + 1; /* the page was renamed, but the child was killed before the acknowledgement */
+            *next = *next + 1; /* the child had renamed this page to its final name but was killed before it counted the page */
         s.close(s.self);
     }
     printf("%u kills, %u pages acknowledged, %llu read back, %u kills left a part file\n", n_kills, *next,

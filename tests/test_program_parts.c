@@ -14,7 +14,7 @@
 
 /* ---- text ---- */
 
-/* Feeds the bytes to a text stream one by one and collects its output, 0-terminated, in `out`. */
+/* Feeds the bytes to a text stream one by one. Stores the output of the stream in `out`, with a terminating 0. */
 static void stream_bytes(const char *bytes, size_t n, char *out, size_t capacity) {
     memset(out, 0, capacity);
     FILE *file = fmemopen(out, capacity, "w");

@@ -1,6 +1,6 @@
-/* Tests model folders quantized with Hugging Face tools: how their tensors are read, and which folders are rejected. Messages
- * must name the file, the field and the reason. parity_models checks the values of quantized golden models; this program tests
- * the kinds of codes that no golden model contains. */
+/* Tests model folders quantized with Hugging Face tools: checks how their tensors are read and which folders are rejected.
+ * Messages must name the file, the field and the reason. parity_models checks the values of quantized golden models; this program
+ * tests the kinds of codes that no golden model contains. */
 #include "page_file_fixture.h"
 #include "test.h"
 
@@ -148,8 +148,8 @@ static uint32_t bit_of(const uint8_t *words, size_t first, size_t step, size_t b
     return word[bit % 32 / 8] >> bit % 8 & 1u;
 }
 
-/* For every bit width, compares the codes that are read, in the whole tensor and in a view of some rows, with codes assembled bit
- * by bit from the file. Packing the codes must preserve their values. */
+/* For every bit width, reads the codes of a whole tensor and of a view of some rows, and compares them with codes that the test
+ * assembles bit by bit from the file. Packing the codes must preserve their values. */
 START_TEST(gptq_codes_of_every_width_are_exact) {
     static const uint32_t widths[] = {2, 3, 4, 8};
     enum { ROWS = 32, COLS = 64 };
@@ -216,7 +216,7 @@ START_TEST(centered_zero_points_are_exact) {
 }
 END_TEST
 
-/* Tests a matrix of two by two blocks, and values beyond the 16-bit range. */
+/* Tests a matrix of 2 x 2 blocks, and values beyond the 16-bit range. */
 START_TEST(fp8_has_a_scale_per_block) {
     static const part parts[] = {{".weight", "F8_E4M3", 20, 24}, {".weight_scale_inv", "F32", 2, 2}, {0}};
     const float scales[] = {0.5f, 2, 4, 1e4f};

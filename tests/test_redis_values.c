@@ -1,5 +1,5 @@
-/* Tests that a prefix store on Redis accepts a value only unchanged, under the key it was written to, and with the same secret. A
- * server in this process keeps the last value that was written and returns it with every possible change.
+/* Tests that a prefix store on Redis accepts a value only if it is unchanged, was written under the same key, and was written
+ * with the same secret. A server in this process stores the last value that was written. The tests make it return changed values.
  */
 #include "cache_fixture.h"
 #include "test.h"
@@ -27,7 +27,7 @@ typedef struct value_server {
     size_t n_value;
     uint8_t reply[MAX_VALUE]; /* value that GET returns */
     size_t n_reply;
-    size_t n_missing; /* number of bytes of the value that GET does not send before it closes the connection; 0: none */
+    size_t n_missing; /* if not 0, GET omits this number of bytes at the end of the value and closes the connection */
 } value_server;
 
 typedef struct connection {
@@ -48,7 +48,7 @@ static long read_bulk(FILE *in, uint8_t *bytes, size_t n) {
 }
 
 static bool send_all(int fd, const char *bytes, size_t n) {
-    enum { PART_BYTES = 20011 }; /* received parts end within cipher blocks */
+    enum { PART_BYTES = 20011 }; /* not a multiple of the cipher block size, so that received parts end within cipher blocks */
     for (size_t at = 0; at < n;) {
         const ssize_t sent = send(fd, bytes + at, n - at < PART_BYTES ? n - at : PART_BYTES, 0);
         if (sent <= 0) return false;
@@ -105,7 +105,7 @@ static void open_server(value_server *s) {
     *s = (value_server){.lock = PTHREAD_MUTEX_INITIALIZER};
     (void)snprintf(s->path, sizeof s->path, "/tmp/flatkv_values_%d", (int)getpid());
     (void)snprintf(address.sun_path, sizeof address.sun_path, "%s", s->path);
-    (void)unlink(s->path); /* a test that failed leaves it */
+    (void)unlink(s->path); /* an earlier test that failed may have left the socket behind */
     s->listener = socket(AF_UNIX, SOCK_STREAM, 0);
     ck_assert_int_ge(s->listener, 0);
     ck_assert_int_eq(bind(s->listener, (const struct sockaddr *)(const void *)&address, sizeof address), 0);
@@ -113,7 +113,7 @@ static void open_server(value_server *s) {
     ck_assert_int_eq(pthread_create(&s->thread, NULL, accept_connections, s), 0);
 }
 
-/* The stores must be closed. */
+/* All stores that use the server must have been closed before. */
 static void close_server(value_server *s) {
     (void)shutdown(s->listener, SHUT_RDWR);
     (void)pthread_join(s->thread, NULL);
@@ -151,7 +151,7 @@ static uint64_t count_refused(const fkv_prefix_store *store) {
     return stats.refused;
 }
 
-/* Reads a page of page_bytes bytes. Nothing is returned unless it is authentic. */
+/* Reads a page of page_bytes bytes. Checks that the store returns no bytes if the page is not authentic. */
 static fkv_status read_key(const fkv_prefix_store *store, uint8_t number, uint8_t *page, uint64_t page_bytes) {
     const fkv_page_key key = {{number}};
     uint64_t n_bytes = 0;
@@ -186,7 +186,8 @@ START_TEST(changed_values_are_refused_and_counted) {
     for (size_t bit = 0; bit < 8 * n; bit++) { /* every bit */
         value[bit / 8] ^= (uint8_t)(1U << bit % 8);
         set_reply(&s, value, n);
-        const fkv_status expected = bit < 64 ? FKV_GONE : FKV_FILE_DAMAGED; /* an unknown format, or not authentic */
+        const fkv_status expected = bit < 64 ? FKV_GONE : FKV_FILE_DAMAGED; /* the first 8 bytes identify the format; a change of
+                                                                               any other byte makes the value inauthentic */
         ck_status(read_key(&store, 1, got, sizeof got), expected);
         ck_assert_uint_eq(count_refused(&store), ++n_refused);
         value[bit / 8] ^= (uint8_t)(1U << bit % 8);
@@ -196,14 +197,14 @@ START_TEST(changed_values_are_refused_and_counted) {
         ck_assert(read_key(&store, 1, got, sizeof got) != FKV_OK);
         ck_assert_uint_eq(count_refused(&store), ++n_refused);
     }
-    set_reply(&s, value, n + 1); /* longer than a page can be */
+    set_reply(&s, value, n + 1); /* one byte too long for a page */
     ck_assert(read_key(&store, 1, got, sizeof got) != FKV_OK);
     ck_assert_uint_eq(count_refused(&store), ++n_refused);
 
     set_reply(&s, value, n);
-    ck_status(read_key(&store, 2, got, sizeof got), FKV_FILE_DAMAGED); /* the value of another page or of another tenant */
+    ck_status(read_key(&store, 2, got, sizeof got), FKV_FILE_DAMAGED); /* the value was written under another key */
     ck_assert_uint_eq(count_refused(&store), ++n_refused);
-    ck_status(read_key(&other, 1, got, sizeof got), FKV_FILE_DAMAGED); /* a value that was written without the secret */
+    ck_status(read_key(&other, 1, got, sizeof got), FKV_FILE_DAMAGED); /* the value was written with another secret */
     ck_assert_uint_eq(count_refused(&other), 1);
     ck_ok(read_key(&store, 1, got, sizeof got)); /* unchanged */
     ck_assert_mem_eq(got, page, sizeof page);

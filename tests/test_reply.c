@@ -124,7 +124,7 @@ static const reply_case CASES[] = {
     {NO_R, ARG_KEYS, "", "<tool_call>f</tool_call>", "C(f)A({})E"},
     {NO_R, ARG_KEYS, "", "<tool_call>f<arg_key>a</arg_key><arg_value>{\"b\": null}</arg_value></tool_call>",
      "C(f)A({\"a\": {\"b\": null}})E"},
-    /* tool call in JSON without the surrounding tag */
+    /* JSON tool calls without the opening tag */
     {THINK, JSON, "", "<think>t</think>\n{\"name\": \"weather\", \"arguments\": {\"city\": \"x\"}}",
      "R(t)C(weather)A({\"city\": \"x\"})E", true},
     {NO_R, JSON, "", "\n{\"name\": \"weather\", \"arguments\": {}}\n</tool_call>", "C(weather)A({})E", true},
@@ -217,8 +217,8 @@ static uint32_t next_random(uint32_t *state) { return *state = *state * 1664525u
 
 static size_t random_part(void *state) { return 1 + (next_random(state) >> 16) % 9; }
 
-/* Concatenates parts of all cases, so that every parser gets unexpected input, and requires the same events however the stream is
- * divided into chunks. */
+/* Feeds random concatenations of parts of all cases, which are unexpected input for every parser. The events must be the same
+ * however the stream is divided into chunks. */
 START_TEST(mixed_replies_are_parsed_identically_for_any_division) {
     enum { ROUNDS = 4000, ROOM = 600 };
     json_t *tools = json_loads(TOOLS, 0, NULL);
@@ -305,8 +305,8 @@ static void nothing(void *user, const fkv_reply_event *event) {
     (void)event;
 }
 
-/* Stop strings end a reply, however the stream is divided into chunks. Text that could be the beginning of a stop string is
- * returned if no stop string follows. */
+/* Stop strings end a reply, however the stream is divided into chunks. Text that could be the beginning of a stop string is held
+ * back, and returned if it turns out not to be one. */
 START_TEST(stop_strings_end_a_reply) {
     static const struct {
         const char *stops[2];

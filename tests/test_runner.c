@@ -81,8 +81,8 @@ START_TEST(bounded_context_attends_to_its_window_and_sinks) {
 }
 END_TEST
 
-/* The windows of Gemma's window layers are smaller than max_kv and stay unchanged. Only full-attention layers get a window of
- * max_kv tokens and sinks. */
+/* max_kv must not change the windows of Gemma's window layers, which are smaller than max_kv. Only full-attention layers get a
+ * window of max_kv tokens and sinks. */
 START_TEST(bound_does_not_widen_smaller_windows) {
     model_spec spec = SPECS[N_OF(SPECS) - 1];
     fkv_runner_config config = config_of_bits(16, PLAIN_TOKENS, 16);
@@ -120,9 +120,9 @@ START_TEST(heads_not_divisible_by_a_group_are_padded_in_pages) {
 }
 END_TEST
 
-/* As in Qwen2, a slowly rotating pair of channels in each head has a bias hundreds of times larger than other channels. If the
- * biases were part of the quantized keys, they would determine the scale of their group of 8-bit codes, and only a few levels
- * would remain for the other channels. */
+/* As in Qwen2, the keys of each head have a pair of slowly rotating channels whose bias is hundreds of times larger than that of
+ * other channels. If the biases were part of the quantized keys, they would determine the scale of their group of 8-bit codes,
+ * and only a few levels would remain for the other channels. */
 START_TEST(large_key_biases_do_not_reduce_precision) {
     model_spec spec = {"qwen2", 3, 96, 160, 6, 2, 32, .tied = false};
     model_fixture w;
@@ -211,9 +211,9 @@ END_TEST
 
 /* ---- bit-identical outputs ---- */
 
-/* The models cover layers that share pages, inputs for each layer, experts in addition to a feed-forward block, gated attention,
- * every kind of routing and activation, and value heads of another dimension. Layers whose rows have different widths reuse the
- * same memory. */
+/* The models cover layers that share pages, per-layer inputs, experts in addition to a feed-forward block, gated attention, every
+ * kind of routing and activation, value heads whose dimension differs from that of key heads, and layers whose rows have
+ * different widths but share scratch memory. */
 START_TEST(logits_of_all_features_are_bit_identical_in_chunks_and_single_tokens) {
     static const char *const names[] = {"gemma4_small", "gemma4_moe", "afmoe",       "llama4_scout",         "apertus",
                                         "starcoder2",   "phimoe",     "ernie45_moe", "hunyuan_dense_biases", "mimo_v2_flash"};
@@ -339,7 +339,7 @@ START_TEST(saved_prompt_continues_bit_identically_in_the_same_model_only) {
 }
 END_TEST
 
-/* Truncates a sequence to every length in turn, downwards and by more than a span, and checks the logits of the next tokens. */
+/* Truncates a sequence repeatedly, mostly by more than a page, and checks the logits of the next tokens. */
 START_TEST(truncation_to_any_length_recomputes_what_is_sealed) {
     static float expected[SAME_TOKENS * NEEDLE_VOCAB];
     static float got[2 * NEEDLE_VOCAB];
@@ -466,7 +466,7 @@ START_TEST(runner_uses_exactly_the_planned_memory) {
     fkv_runner_plan plan;
     ck_ok(fkv_runner_plan_make(model, &config, &plan));
     ck_assert_uint_eq(plan.total_bytes, plan.cache.total_bytes + plan.activations_bytes);
-    /* this first runner makes the one-time allocations of libraries, which are not measured */
+    /* opens a first runner, so that one-time allocations of libraries are not measured */
     fkv_runner_close(model_runner(model, config));
     uint64_t before = cache_anonymous_bytes();
     fkv_runner *runner = model_runner(model, config);
@@ -512,7 +512,7 @@ END_TEST
 START_TEST(rejected_step_has_no_effect) {
     static float expected[SAME_TOKENS * NEEDLE_VOCAB];
     static float got[SAME_TOKENS * NEEDLE_VOCAB];
-    uint32_t tokens[SAME_TOKENS + 1]; /* one extra token, for a row that is one token too long */
+    uint32_t tokens[SAME_TOKENS + 1]; /* one extra token, for the last step with 11 tokens */
     const uint32_t foreign[] = {5, NEEDLE_VOCAB};
     model_book_tokens(3000, tokens, SAME_TOKENS + 1);
     fkv_model *model = load("models/needle");
