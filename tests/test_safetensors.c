@@ -46,7 +46,8 @@ static fkv_weights *config_of(const char *inner) {
     return weights;
 }
 
-/* Builds a file: header length, header padded with spaces to a multiple of 8, and zeros as data. */
+/* Builds a file, which consists of the header length, the header (padded with spaces to a multiple of 8 bytes) and data_bytes
+ * zeros. */
 static size_t make_file(const char *header, size_t data_bytes, uint8_t file[MAX_FILE]) {
     const uint64_t n = (strlen(header) + 7) / 8 * 8;
     ck_assert_uint_le(8 + n + data_bytes, MAX_FILE);
@@ -57,7 +58,7 @@ static size_t make_file(const char *header, size_t data_bytes, uint8_t file[MAX_
     return 8 + n + data_bytes;
 }
 
-/* Reads from a block of the exact size, so that a sanitizer detects reads past its end. */
+/* Reads the file from a block of exactly its size, so that a sanitizer detects reads past the end. */
 static fkv_status read_file(const uint8_t *file, size_t n, fkv_weights **weights, uint8_t **block) {
     *block = malloc(n == 0 ? 1 : n);
     ck_assert_ptr_nonnull(*block);
@@ -165,8 +166,8 @@ START_TEST(gemma_4_layers_have_individual_shapes_in_both_spellings) {
 }
 END_TEST
 
-/* As in transformers, Llama ignores partial_rotary_factor if RoPE is not scaled and fails if RoPE is scaled; the default for GLM
- * is 0.5. */
+/* As in transformers, a Llama model with partial_rotary_factor is rejected if its RoPE is scaled; otherwise the factor is
+ * ignored. The default for GLM is 0.5. */
 START_TEST(partial_rotary_factor_is_model_specific) {
     static const struct {
         const char *inner;
@@ -237,7 +238,7 @@ START_TEST(fields_of_a_model_type_have_common_meanings) {
     fkv_weights_close(weights);
     weights = config_of("\"model_type\": \"hunyuan_v1_dense\", \"head_dim\": 64, \"rope_theta\": 100.0, "
                         "\"rope_scaling\": {\"type\": \"dynamic\", \"alpha\": 2.0, \"factor\": 1.0}");
-    ck_assert_float_eq_tol(fkv_weights_hparams(weights)->rope.base, 204.522f, 0.01f); /* 100 * 2^(64 / 62), NTK scaling */
+    ck_assert_float_eq_tol(fkv_weights_hparams(weights)->rope.base, 204.522f, 0.01f); /* NTK scaling: 100 * 2^(64 / 62) */
     fkv_weights_close(weights);
     weights = config_of("\"model_type\": \"minimax_m2\", \"head_dim\": 64, \"rotary_dim\": 48");
     ck_assert_uint_eq(fkv_weights_hparams(weights)->rope.dim, 48);

@@ -102,8 +102,8 @@ START_TEST(top_p_applies_after_top_k) {
 }
 END_TEST
 
-/* In the four rounds, the most likely tokens are adjacent, far apart, at the end of a vocabulary whose size is not a multiple of
- * the block size, and equally likely. */
+/* The most likely tokens are adjacent in round 0, far apart in round 1, at the end of the vocabulary in round 2 and equally
+ * likely in round 3. The size of the vocabulary is not a multiple of the block size. */
 START_TEST(top_k_finds_the_best_tokens_of_a_large_vocabulary) {
     enum { VOCAB = 20011, K = 40, KEPT_DRAWS = 1000 };
     static float logits[VOCAB];
@@ -134,8 +134,8 @@ START_TEST(top_k_finds_the_best_tokens_of_a_large_vocabulary) {
 }
 END_TEST
 
-/* min_p applies to the probabilities before temperature scaling: 0.1 is a quarter of the largest probability 0.4, and 0.05 is
- * below the limit. */
+/* min_p = 0.2 applies to the probabilities before temperature scaling. The largest probability is 0.4, so 0.1 is above the limit
+ * of 0.08, and 0.05 is below it. */
 START_TEST(min_p_keeps_tokens_near_the_best) {
     uint32_t counts[N];
     const bool near[N] = {[1] = true, [3] = true, [6] = true, [4] = true};

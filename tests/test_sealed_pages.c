@@ -89,7 +89,7 @@ START_TEST(truncate_works_within_a_page_or_to_a_span_boundary) {
     open_sealed(&w, tokens);
     fkv_seq seq = cache_fixture_seq(&w, N_TOKENS);
     const uint32_t length = 196;
-    /* the pages from `held` on are open: the span of the token that is one page before the end, and later pages */
+    /* pages from token `held` on are open; this is the start of the span that contains the position one page before the end */
     const uint32_t held = (length - PAGE) / SPAN * SPAN;
     cache_fixture_run(&w, seq, tokens, 0, length, 40, NULL);
     ck_status(fkv_seq_truncate(w.cache, seq, held - 1), FKV_GONE);
@@ -139,7 +139,7 @@ START_TEST(prefix_and_file_restore_the_first_page_and_the_last_span) {
 }
 END_TEST
 
-/* The first page of a prefix must stay open even if all other pages are promised to another sequence. */
+/* The first page of a cached prefix must stay open even if other sequences need all other pages. */
 START_TEST(prefix_can_be_shared_after_another_sequence_used_all_pages) {
     cache_fixture w;
     uint32_t tokens[N_TOKENS];
@@ -160,7 +160,8 @@ START_TEST(prefix_can_be_shared_after_another_sequence_used_all_pages) {
 }
 END_TEST
 
-/* Inserts a prefix after every n_pages pages, so that its open pages enter the tree, and then computes the rest of the tokens. */
+/* Computes all tokens in steps of n_pages pages and inserts the prefix after every step, so that open pages enter the tree before
+ * they are sealed. */
 static void insert_while_open(cache_fixture *w, fkv_seq seq, const uint32_t *tokens, uint32_t n_pages) {
     for (uint32_t from = 0; from < N_TOKENS; from += n_pages * PAGE) {
         const uint32_t end = from + n_pages * PAGE < N_TOKENS ? from + n_pages * PAGE : N_TOKENS;
@@ -201,7 +202,8 @@ START_TEST(prefixes_are_shared_up_to_any_page) {
 }
 END_TEST
 
-/* Cached open pages other than first pages are evicted before first pages, without which nothing can be shared. */
+/* The open form of a prefix's first page must be evicted after all other cached open pages, because nothing can be shared without
+ * it. */
 START_TEST(open_pages_of_new_prefixes_do_not_evict_the_first_pages_of_older_ones) {
     enum { N_PREFIXES = 6 };
     cache_fixture w;
@@ -224,7 +226,7 @@ START_TEST(open_pages_of_new_prefixes_do_not_evict_the_first_pages_of_older_ones
 }
 END_TEST
 
-/* A step with draft tokens can be undone up to any of its tokens, from every length. */
+/* Whatever the length of a sequence, a step with draft tokens can be truncated after any of its tokens. */
 START_TEST(a_step_of_up_to_a_page_can_be_truncated_to_any_length) {
     size_t bytes = 0;
     uint8_t *expected = outputs_under((fkv_layer_config)SEALED_LAYER, 40, &bytes);
@@ -294,7 +296,7 @@ static void open_golden(cache_fixture *w, uint32_t tokens[N_TOKENS]) {
     cache_tokens(7, tokens, N_TOKENS);
 }
 
-/* Checks that loading `path` and saving again gives identical bytes. */
+/* Checks that loading the file `path` and saving the sequence again gives identical bytes. */
 static void check_reload(cache_fixture *w, const uint32_t *tokens, const char *path) {
     static uint8_t golden[FILE_BYTES];
     static uint8_t now[FILE_BYTES];
@@ -335,7 +337,7 @@ static void check_golden(const char *path, void (*open)(cache_fixture *w, uint32
     cache_fixture_close(&w);
 }
 
-/* tests/golden/sealed.fkv was saved by this test when key scales were first rounded to seven bits. */
+/* tests/golden/sealed.fkv was saved by this test at the time when rounding of key scales to seven bits was introduced. */
 START_TEST(the_golden_sealed_file_is_reproduced_and_loads) {
     check_golden("tests/golden/sealed.fkv", open_golden);
     fkv_file_info info;
@@ -358,8 +360,8 @@ END_TEST
 
 /* ---- calibrated keys ---- */
 
-/* Opens a layer whose two heads have different channel bits, and a window layer with an average of 3 bits per channel. other: if
- * true, the bits of two channels are swapped. */
+/* Opens a cache with a layer whose two heads have different channel bits, and a window layer with an average of 3 bits per
+ * channel. other: if true, the bits of two channels are swapped. */
 static fkv_status try_calibrated(cache_fixture *w, bool other) {
     uint8_t bits[2][2 * 64];
     uint64_t state = 21;

@@ -1,10 +1,10 @@
 /* Unit tests of pager sequences: reservations, prompt matching, closing during a step, and sequence IDs. test_step_close.c tests
- * closing through the public header, with rows.
+ * closing during a step with the public API and with K, V and Q rows.
  */
 #include "pager_fixture.h"
 
-/* Pager configurations: page_tokens, max_seqs, max_seq_tokens, max_step_tokens, n_groups, then {window, n_sinks, n_pages} of each
- * group. */
+/* Pager configurations. The fields are page_tokens, max_seqs, max_seq_tokens, max_step_tokens and n_groups, followed by {window,
+ * n_sinks, n_pages} for each group. */
 static const fkv_pager_spec full_spec = {16, 4, 256, 64, 1, {{0, 0, 16}}};
 static const fkv_pager_spec window_spec = {16, 2, 100000, 24, 1, {{40, 20, 16}}};
 static const fkv_pager_spec mixed_spec = {16, 4, 512, 32, 3, {{64, 4, 40}, {0, 0, 40}, {24, 0, 40}}};
@@ -123,8 +123,8 @@ START_TEST(reserve_evicts_cached_pages_and_then_nodes_in_use) {
     ck_assert_uint_eq(stats_of(pager, 0).promised, 0);
     fkv_seq other = open_seq(pager, 128);
     ck_assert_uint_eq(stats_of(pager, 0).promised, 8);
-    /* of the 16 pages, 2 are held, 8 are promised and 6 are left; the call needs 6 pages and, as long as the tree keeps the
-     * shared page, one more for a copy, so the tree must release the page */
+    /* of the 16 pages, 2 are held, 8 are promised and 6 are left; the call needs these 6 pages, and would need one more for a
+     * copy of the shared page, so the tree must release that page */
     reserve(pager, seq, 128);
     ck_assert_uint_eq(stats_of(pager, 0).promised, 14);
     ck_assert_uint_eq(stats_of(pager, 0).pinned, 1);
@@ -178,7 +178,7 @@ START_TEST(match_predicts_what_open_shares_and_changes_nothing) {
     }
     ck_assert_uint_eq(matched(pager, 7, 128, other, 128), 32);
     ck_assert_uint_eq(matched(pager, 8, 128, tokens, 128), 0);
-    ck_assert_uint_eq(matched(pager, 7, 50, tokens, 128), 48); /* max_tokens of the sequence is smaller than its prompt */
+    ck_assert_uint_eq(matched(pager, 7, 50, tokens, 128), 48); /* max_tokens is smaller than the prompt */
     ck_assert_uint_eq(all_stats(pager).hits, 5);
 }
 END_TEST
@@ -310,7 +310,7 @@ START_TEST(all_sequences_can_be_closed_in_a_step) {
     fkv_stats stats = all_stats(pager);
     ck_assert_uint_eq(stats.seqs, 0);
     ck_assert_uint_eq(stats.groups[0].free, 14);
-    /* the cached pages belong to the prefix; none belongs to the rows of the step */
+    /* only the pages of the prefix are cached, and none of the rows in the step */
     ck_assert_uint_eq(stats.groups[0].cached, 2);
     ck_assert_uint_eq(stats.groups[0].promised, 0);
     ck_assert_uint_eq(stats.tokens, 32);

@@ -12,7 +12,7 @@ static struct sockaddr_in local(uint16_t port) {
     return (struct sockaddr_in){.sin_family = AF_INET, .sin_port = htons(port), .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
 }
 
-/* Returns a port that was free a moment ago. */
+/* Returns the number of a port that was free when it was checked. */
 static uint16_t free_port(void) {
     struct sockaddr_in at = local(0);
     socklen_t n = sizeof at;
@@ -66,7 +66,7 @@ END_TEST
 START_TEST(unavailable_address_is_reported_immediately) {
     serve_config config = serve_config_default();
     config.port = 0;
-    config.host = "192.0.2.1"; /* this address is not assigned to any machine */
+    config.host = "192.0.2.1"; /* an address that is reserved for documentation, so no machine has it */
     ck_assert_ptr_null(serve_open(&config));
     ck_assert_int_ne(errno, 0);
 }

@@ -1,4 +1,4 @@
-/* Tests API responses, built from text, reasoning and tool calls that the test provides instead of a model. */
+/* Tests API responses. The test supplies text, reasoning and tool calls in place of a model. */
 #include "../src/serve/exchange.h"
 #include "test.h"
 

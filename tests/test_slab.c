@@ -6,7 +6,7 @@
 
 enum { PAGE_TOKENS = 16, N_PAGES = 5, N_LAYERS = 3 };
 
-/* Layers 0 and 2 are in group 0, layer 1 in group 1. Blocks have gaps between their parts, and some parts have no rows. */
+/* Layers 0 and 2 are in group 0, layer 1 is in group 1. Blocks have gaps between parts, and some parts have no rows. */
 static const fkv_slab_layer LAYERS[N_LAYERS] = {
     {.group = 0, .n_heads = 2, .block_bytes = 1024, .parts = {{0, 32}, {512, 2}, {576, 2}, {640, 16}, {896, 2}, {960, 2}}},
     {.group = 1, .n_heads = 3, .block_bytes = 1024, .parts = {{0, 32}, {512, 0}, {512, 0}, {512, 32}, {1024, 0}, {1024, 0}}},
@@ -54,7 +54,7 @@ START_TEST(slab_larger_than_64_bits_is_rejected_with_its_sizes) {
     s.slab.group_pages[1] = UINT32_MAX;
     ck_status(fkv_slab_layout(&s.slab), FKV_BAD_CONFIG);
     ck_assert_ptr_nonnull(strstr(fkv_message(), "4294967295"));
-    s.slab.group_pages[1] = 1; /* the size of one such layer fits in 64 bits, but the size of two layers does not */
+    s.slab.group_pages[1] = 1; /* one layer of this size fits in 64 bits, but two do not */
     ck_ok(fkv_slab_layout(&s.slab));
     s.layers[2].n_heads = UINT32_MAX;
     s.layers[2].block_bytes = UINT32_MAX;

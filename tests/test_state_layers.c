@@ -1,6 +1,7 @@
-/* Tests of state layers through the public header. The state of a layer is a hash of the sequence's tokens that fills the whole
- * block, so a state that belongs to other tokens, another layer or another sequence is always detected. The hash is computed from
- * the state that the cache returns and from the new tokens, and compared with a hash of all tokens.
+/* Tests of state layers through the public header. The test fills the whole state of a layer with values that are derived from a
+ * hash of the sequence's tokens, so it detects every state that belongs to other tokens, another layer or another sequence. Each
+ * step updates the hash from the state that the cache returns and from the new tokens. The result is compared with a hash of all
+ * tokens.
  */
 #include "cache_fixture.h"
 #include "sanitized.h"
@@ -61,7 +62,7 @@ static void put_state(void *out, uint32_t layer, uint64_t hash) {
     for (uint32_t i = 0; i < layers[layer].state_bytes / 8; i++) words[i] = hash + i * (layer + 1);
 }
 
-/* Returns the hash in a state. Checks every byte of the state. */
+/* Returns the hash that a state contains, after checking every byte of the state. */
 static uint64_t get_state(const void *in, uint32_t layer) {
     const uint64_t *words = in;
     for (uint32_t i = 0; i < layers[layer].state_bytes / 8; i++) ck_assert_uint_eq(words[i], words[0] + i * (layer + 1));
@@ -238,7 +239,7 @@ START_TEST(forks_share_a_state_until_one_of_them_steps) {
     check_state(cache, &b);
     ck_ok(fkv_cache_stats(cache, &stats));
     ck_assert_uint_eq(stats.groups[0].held, 2);
-    ck_assert_uint_eq(stats.page_copies, 1); /* one page of the attention layer was copied; states are never copied */
+    ck_assert_uint_eq(stats.page_copies, 1); /* only the attention layer has copied a page; states are never copied */
     ck_ok(fkv_seq_close(cache, a.seq));
     check_state(cache, &b);
     fkv_cache_close(cache);
@@ -338,8 +339,8 @@ START_TEST(snapshots_are_evicted_in_order_of_use) {
 }
 END_TEST
 
-/* A snapshot within a span needs the open pages of the span. A long answer, of which only the last snapshot is kept, fills the
- * pool of open pages. */
+/* A snapshot within a span needs the open pages of the span. They must not be evicted when a long answer, of which only the
+ * latest snapshot is kept, fills the pool of open pages. */
 START_TEST(open_pages_of_a_snapshot_outlive_those_without_one) {
     enum { SNAPSHOT = 6 * PAGE, END = 24 * PAGE };
     static state_seq s;
@@ -434,7 +435,7 @@ START_TEST(page_files_store_the_state) {
 }
 END_TEST
 
-/* Packed pages and states of one cache are inserted into another cache, whose sequences continue from the state. */
+/* Unpacks pages and states of one cache in another cache. A sequence of that cache then continues from the state. */
 START_TEST(packed_states_restore_a_prefix) {
     enum { N_PAGES = 3, PAGE_TOKENS = 16 };
     static state_seq a;
@@ -472,7 +473,7 @@ START_TEST(packed_states_restore_a_prefix) {
     ck_status(fkv_prefix_unpack_state(to, 0, a.tokens, N_PAGES, &keys[N_PAGES - 1], pages[N_PAGES - 1], n_bytes[N_PAGES - 1]),
               FKV_FILE_FOREIGN);
     ck_status(fkv_prefix_unpack(to, 0, a.tokens, N_PAGES, &state_key, state, n_state), FKV_FILE_FOREIGN);
-    for (uint64_t at = 0; at < n_state; at += 97) { /* damage is detected in every tested byte */
+    for (uint64_t at = 0; at < n_state; at += 97) { /* damage must be detected in each of these bytes */
         state[at] ^= 0x20;
         ck_assert_int_ne(fkv_prefix_unpack_state(to, 0, a.tokens, N_PAGES, &state_key, state, n_state), FKV_OK);
         state[at] ^= 0x20;
@@ -534,7 +535,7 @@ static void random_step(fixture *f) {
         uint32_t n = below(f, 2) == 0 ? PAGE - s->n % PAGE : 1 + below(f, 24);
         if (n > left || s->n + n > MAX_LEN || below(f, 3) == 0) continue;
         if (fkv_seq_reserve(f->cache, s->seq, s->n + n) != FKV_OK) continue;
-        if (below(f, 8) == 0) s->tokens[s->n] ^= 7; /* makes the sequence diverge from its text */
+        if (below(f, 8) == 0) s->tokens[s->n] ^= 7; /* makes the sequence diverge from the text on which it is based */
         chunks[n_chunks++] = (new_tokens){s, n};
         left -= n;
     }

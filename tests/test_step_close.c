@@ -1,6 +1,6 @@
-/* Tests sequences that are closed during a step, through the public header and with K, V and Q rows: the outputs of the other
- * sequences stay bit-identical, the device finishes before the pages are released, and a cache can be closed with such a step
- * open. */
+/* Tests sequences that are closed during a step, with the public API and with K, V and Q rows. The outputs of the other sequences
+ * must stay bit-identical, pages must not be released before the device has finished, and it must be possible to close a cache
+ * while such a step is open. */
 #include "cache_fixture.h"
 #include "test.h"
 
@@ -32,8 +32,8 @@ static fkv_config small_config(void) {
 typedef enum when { NEVER, BEFORE_WRITE, BETWEEN_LAYERS, BEFORE_END, N_WHENS } when;
 
 /* Runs a sequence that stays open, and closes two other sequences during a step: one with rows in the step and one without. The
- * first sequence then continues. Stores the outputs of the first sequence. Its outputs in the step with the closed sequences
- * overwrite the start of `outputs`. */
+ * first sequence then continues. Stores the outputs of the first sequence in `outputs`. The outputs of the step with the closed
+ * sequences are stored at the start, where they overwrite earlier outputs. */
 static void run_with_neighbours(when closed, bool commit, uint8_t *outputs) {
     fkv_config config = small_config();
     cache_fixture w;
@@ -48,7 +48,7 @@ static void run_with_neighbours(when closed, bool commit, uint8_t *outputs) {
     cache_fixture_run(&w, in_step, other, 0, N_TOKENS, STEP_TOKENS, NULL);
     fkv_seq outside = 0;
     ck_ok(fkv_seq_fork(w.cache, kept, MOST,
-                       &outside)); /* the fork shares its last page with sequence `kept`, which has rows in the step */
+                       &outside)); /* the fork shares its last page with `kept`, to which the step appends tokens */
     ck_ok(fkv_prefix_insert(w.cache, in_step, other, 2 * PAGE));
 
     const cache_chunk chunks[] = {{in_step, other, N_TOKENS, N_NEW, NULL}, {kept, tokens, N_TOKENS, N_NEW, NULL}};

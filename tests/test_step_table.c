@@ -1,4 +1,5 @@
-/* fkv_step_table_changes(): the changes between the tables of two steps are exact, and those of consecutive decode steps are few.
+/* Tests fkv_step_table_changes(): the changes between the tables of two steps must be exact, and consecutive decode steps must
+ * have few changes.
  */
 #include "../src/attn/gpu/step_table.h"
 #include "test.h"

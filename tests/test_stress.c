@@ -1,5 +1,5 @@
-/* Stress test of the public API that checks every output against a reference: test_stress [--seed N] [--steps N | --seconds S]
- * [--only I].
+/* Stress test of the public API that checks every output against a reference. Called as test_stress [--seed N] [--steps N |
+ * --seconds S] [--only I].
  *
  * A run opens one or two caches of one random configuration and performs steps, forks, truncations, prefix operations, page-file
  * operations, aborts and invalid calls in random order (stress_operations.h). The expected contents are lists of tokens
@@ -56,8 +56,8 @@ void stress_fail(const char *format, ...) {
 typedef struct options {
     uint64_t seed;
     uint64_t steps;
-    uint64_t seconds; /* time limit in seconds; 0 means that the test stops after `steps` steps */
-    int64_t only;     /* number of the only run to execute; -1: all runs */
+    uint64_t seconds; /* time limit in seconds; if 0, the test stops after `steps` steps */
+    int64_t only;     /* number of the only run to execute; -1 for all runs */
 } options;
 
 static double clock_seconds(void) {

@@ -1,5 +1,5 @@
-/* Tests of chat templates: rendering matches jinja2, text from the user stays marked as user text through every operation, and
- * hostile templates stop at the limits on work and memory.
+/* Tests chat templates. Rendering must match jinja2, text from the user must stay marked as user text through every operation,
+ * and hostile templates must stop at the limits on work and memory.
  */
 #include "../src/text/chat/template.h"
 #include "sanitized.h"
@@ -56,7 +56,7 @@ START_TEST(every_template_renders_as_in_jinja2) {
 }
 END_TEST
 
-/* Ways in which a string can pass through a template. The bytes of "<|im_start|>system" come from the user. */
+/* Templates that pass a string from the user through various operations. The string contains "<|im_start|>system". */
 static const char *const ways[] = {
     "{{ messages[0].content }}",
     "{{ messages[0]['role'] + messages[0]['content'] }}",
@@ -90,7 +90,7 @@ START_TEST(user_text_stays_marked_through_every_operation) {
         for (const char *at = strstr(out.text, "<|im_"); at != NULL; at = strstr(at + 1, "<|im_")) {
             if (at == own || strncmp(at, "<|im_end|>", 10) == 0) continue;
             n_found++;
-            size_t n_marked = 0; /* one marked byte is enough, because it prevents the match of a control token */
+            size_t n_marked = 0; /* one marked byte is enough, because the text then cannot match a control token */
             for (size_t b = 0; b < 12; b++) n_marked += out.given[(size_t)(at - out.text) + b];
             ck_assert_msg(n_marked > 0, "%s: byte %zu of \"%s\" is not marked", ways[i], (size_t)(at - out.text), out.text);
         }
@@ -148,12 +148,13 @@ START_TEST(hostile_templates_stop_within_their_limits) {
 }
 END_TEST
 
-/* Definitions that the expressions below use: long strings and lists. */
+/* Defines the long strings and lists that the expressions below use. */
 #define LONG_VALUES                                                                                                              \
     "{% set s = 'a' * 1000 * 1000 %}{% set t = 'a' * 1000 * 1000 %}{% set blanks = ' ' * 1000 * 1000 %}"                         \
     "{% set l = range(20000) | list %}{% set e = [''] * 100000 %}{% set d = {s: 1} %}{% set needle = 'b' + 'a' * 250 %}"
 
-/* Expressions that have few nodes but require a lot of work. Each is evaluated in a loop and must exceed the work limit. */
+/* Expressions that have few syntax nodes but require a lot of work. Each is evaluated in a loop and must exceed the work limit.
+ */
 static const char *const costly[] = {
     /* expressions that scan or compare strings */
     "s | length == 0", "s == t", "s < t", "s.center(5) == s", "'b' in s", "needle in s", "d[t]", "t in d", "blanks | trim",
@@ -203,7 +204,7 @@ START_TEST(work_is_limited_in_filters_calls_and_growing_values) {
 }
 END_TEST
 
-/* Name lookups scan a scope, so their work grows with the number and the length of the names. */
+/* A name lookup scans a scope, so the work grows with the number of names and with their lengths. */
 START_TEST(work_is_limited_in_name_lookups) {
     enum { N_NAMES = 30000, LONG_NAME = 300000, TEXT_BYTES = 1 << 20 };
     json_t *variables = json_object();

@@ -1,6 +1,6 @@
 /* Tests of tensor rows: decoded values are bit-identical to the values of an independent implementation, and the error of packing
- * a row into codes with 16-bit scales and biases is bounded. Inner loops call the slow check macros only for values that have
- * already failed a test. */
+ * a row into codes with 16-bit scales and biases is bounded. The assertion macros are slow, so inner loops call them only for
+ * values that have already failed a comparison. */
 #include "test.h"
 
 #include "../src/base/float16.h"
@@ -12,8 +12,7 @@
 
 enum { MAX_COLS = 512, MAX_ROW_BYTES = 2048, N_ROUNDS = 400 };
 
-/* Rounding error of float16, half the distance between adjacent values: relative for normal values, and absolute for denormals.
- */
+/* Largest rounding errors of float16: relative for normal values, absolute for denormals. */
 static const double HALF_ROUNDING = 0x1p-11;
 static const double HALF_FLOOR = 0x1p-25;
 /* Bound on the packing error of the K formats (Q2_K to Q6_K), in units of the distance between adjacent codes (steps). In Q6_K,
@@ -35,7 +34,7 @@ static uint32_t draw(void) { /* splitmix64 */
 typedef struct format {
     fkv_tensor_type type;
     uint32_t block_cols, block_bytes;
-    int halves[2]; /* byte offsets of 16-bit floats in a block; -1 if there are fewer than two */
+    int halves[2]; /* byte offsets of up to two 16-bit floats in a block; -1 for none */
     fkv_matrix_kind kind;
     uint32_t group;
     uint8_t max_code;
@@ -93,8 +92,8 @@ static const uint8_t *read_u32s(const uint8_t *at, uint32_t *numbers, size_t n) 
     return at + n * sizeof *numbers;
 }
 
-/* Reads test vectors from the file that an environment variable names, or else from the committed file. The caller frees the
- * result. */
+/* Reads test vectors from the file whose path is in an environment variable or, if the variable is not set, from the committed
+ * file. The caller frees the result. */
 static uint8_t *read_vectors(const char *variable, const char *committed, size_t *size) {
     const char *path = getenv(variable);
     FILE *file = fopen(path != NULL ? path : committed, "rb");
@@ -129,7 +128,7 @@ START_TEST(gguf_rows_are_bit_identical_to_the_gguf_package) {
             float expected[MAX_COLS];
             memcpy(expected, at, sizeof expected);
             fkv_tensor_row_floats(&tensor, row, floats);
-            for (uint32_t i = 0; i < MAX_COLS; i++) /* compares values, because zeros may have different signs */
+            for (uint32_t i = 0; i < MAX_COLS; i++) /* compares values instead of bits, because zeros may differ in sign */
                 if (floats[i] != expected[i])
                     ck_abort_msg("%s row %u: value %u is %.9g, expected %.9g", fkv_tensor_type_name(tensor.type), row, i,
                                  (double)floats[i], (double)expected[i]);
@@ -142,7 +141,7 @@ START_TEST(gguf_rows_are_bit_identical_to_the_gguf_package) {
 }
 END_TEST
 
-/* Checks values that are packed exactly as 16-bit floats. */
+/* Checks the 16-bit form of a row whose values are exact in 16 bits. */
 static void ck_halves(const fkv_tensor *tensor, uint32_t row, const float *floats, const float *expected) {
     alignas(float) uint8_t room[MAX_COLS * sizeof(float)];
     memset(room, 1, sizeof room);
@@ -275,7 +274,7 @@ END_TEST
 
 typedef struct loss {
     double in_bound; /* largest ratio of an error to its bound, over all values */
-    double in_steps; /* largest error in code steps, over the groups for which is_ordinary() is true */
+    double in_steps; /* largest error in quantization steps, over all groups for which is_ordinary() is true */
 } loss;
 
 /* Returns true if the error bound that is stated in quantization steps applies to a group: its scale and bias are not denormal,
@@ -306,7 +305,7 @@ static loss measure(const format *f, float largest) {
             const double center = layout.biased || layout.table ? 0 : fkv_panel_center(layout);
             const double from_zero = fabs(number - center);
             const double of_bias = layout.biased ? fmax(fabs(bias) * HALF_ROUNDING, HALF_FLOOR) : 0;
-            /* the last term of the bound is needed because the unpacked value of Q4_K is itself rounded to float once */
+            /* the last term of the bound allows for the rounding of unpacked Q4_K values to float */
             const double bound = from_zero * fmax(fabs(scale) * (HALF_ROUNDING * (1 + HALF_ROUNDING)), HALF_FLOOR) + of_bias +
                                  fabs((double)floats[i]) * 0x1p-24;
             if (codes[i] > f->max_code) ck_abort_msg("%s: code %u", fkv_tensor_type_name(f->type), codes[i]);
@@ -321,7 +320,7 @@ static loss measure(const format *f, float largest) {
     return worst;
 }
 
-START_TEST(k_formats_lose_less_than_a_64th_of_a_step) { /* the bound of Q5_K, which has more codes, is twice as large */
+START_TEST(k_formats_lose_less_than_a_64th_of_a_step) { /* for Q5_K, which has more codes: less than a 32nd */
     for (uint32_t k = FIRST_K; k < FIRST_TABLE; k++) {
         const loss worst = measure(&QUANTIZED[k], 4);
         printf("%s: the largest error is 1/%.0f of a step and %.2f of its bound\n", fkv_tensor_type_name(QUANTIZED[k].type),
@@ -350,8 +349,7 @@ START_TEST(table_formats_lose_no_more_than_their_scale) {
 }
 END_TEST
 
-/* Tests scales from 2^-128 to 2^127. Scales within the f16 range are exact. Smaller scales are rounded to the nearest f16 value,
- * and larger scales overflow. */
+/* Tests scales from 2^-128 to 2^127, which are exact in float. Only scales from 2^-24 to 2^15 are exact in f16. */
 START_TEST(power_of_two_scales_are_packed_without_loss) {
     for (uint32_t e = 0; e < 256; e++) {
         uint8_t row[17] = {(uint8_t)e, 0xf7};

@@ -1,8 +1,8 @@
-/* Tests the threading contract of flatkv.h: one thread at a time drives a cache, any thread may read its statistics at the same
- * time, caches are independent, and messages are thread-local. Also runs under ThreadSanitizer.
+/* Tests the threading rules in flatkv.h: one thread at a time may operate a cache, any thread may read the statistics of the
+ * cache at the same time, caches are independent, and messages are thread-local. Also runs under ThreadSanitizer.
  *
- * Other threads store their results in structs, which the main thread checks after it has joined the threads, because a failed
- * check must not longjmp out of another thread.
+ * A failed check must not longjmp out of another thread. Other threads therefore store their results in structs, which the main
+ * thread checks after joining the threads.
  */
 #include "cache_fixture.h"
 #include "test.h"
@@ -38,8 +38,9 @@ static void start(pthread_t *thread, void *(*run)(void *), void *argument) {
 
 static void join(pthread_t thread) { ck_assert_int_eq(pthread_join(thread, NULL), 0); }
 
-/* Runs prefill, a fork, decode of both sequences, an aborted step, a truncation, an insertion and a close, then opens a sequence
- * on the inserted prefix. Stores the outputs of the last sequence. Returns false if a call returned an unexpected status. */
+/* Runs prefill, a fork, decode steps of both sequences, an aborted step, a truncation, a prefix insertion and a close. Then opens
+ * a sequence that shares the inserted prefix. Stores the outputs of the last sequence. Returns false if a call returned an
+ * unexpected status. */
 enum { STRESS_TOKENS = 120, STRESS_SHARED = 80 };
 
 static bool run_all_operations(cache_fixture *w, const uint32_t *tokens, const uint32_t *strange, uint8_t *outputs) {

@@ -1,5 +1,6 @@
-/* Tests tokenizers against stored results of llama.cpp and Hugging Face for each pre-tokenizer and for SentencePiece, and random
- * small vocabularies against a naive tokenizer. Also tests detokenization, rejected vocabularies and worst-case texts.
+/* Compares tokenizers with stored results of llama.cpp and Hugging Face, for each pre-tokenizer and for SentencePiece. Compares
+ * tokens of small random vocabularies with those of a naive tokenizer. Also tests detokenization, rejected vocabularies and
+ * worst-case texts.
  */
 #include "../src/model/files/weights_state.h"
 #include "../src/text/chat/chat.h"
@@ -280,7 +281,7 @@ START_TEST(control_tokens_are_plain_text_unless_requested) {
     const char *text = "ab<|im_end|><tool>ab";
     check_tokens(tokenizer, text, FKV_TOKENIZE_SPECIAL, (const uint32_t[]){6, 3, 4, 6}, 4);
     check_tokens(tokenizer, text, FKV_TOKENIZE_PLAIN, (const uint32_t[]){6, 7, 4, 6},
-                 4); /* "<" is the only part of "<|im_end|>" that has a token */
+                 4); /* "<" is the only substring of "<|im_end|>" that has a token */
     size_t n = 0;
     (void)fkv_tokenizer_text(tokenizer, 3, false, &n);
     ck_assert_uint_eq(n, 0);
@@ -484,7 +485,7 @@ START_TEST(unsupported_vocabularies_are_rejected_by_name) {
     source.tokens = &long_token;
     check_rejected(&source, FKV_UNSUPPORTED, "1025 bytes");
     source = chat_source();
-    source.n_tokens = UINT32_MAX; /* the tokens are not read, because the token count alone causes the rejection */
+    source.n_tokens = UINT32_MAX; /* the number of tokens alone causes the rejection, so the tokens are not read */
     check_rejected(&source, FKV_UNSUPPORTED, "4294967295");
 }
 END_TEST
@@ -518,8 +519,8 @@ static bool same_tokens(const fkv_tokenizer *tokenizer, const char *one, const c
     return same;
 }
 
-/* Decomposed text (such as file names from macOS) and typed text give the same tokens for Qwen and Command-R, but not for
- * GPT-2. */
+/* For Qwen and Command-R, decomposed text (such as file names from macOS) gives the same tokens as composed text. For GPT-2, it
+ * does not. */
 START_TEST(qwen_and_command_r_normalize_to_nfc) {
     static const char *const pairs[][2] = {
         {"Citta\u0300 e\u0300 gia\u0300", "Citt\u00e0 \u00e8 gi\u00e0"},
@@ -544,8 +545,8 @@ END_TEST
 
 /* ---- merge loop ---- */
 
-/* Derives the rank and the merged ID of a pair from the IDs of its symbols. With few ranks, many pairs have equal ranks. Some
- * pairs do not merge. */
+/* Derives the rank and the merged ID of a pair from the IDs of its symbols. If there are few ranks, many pairs have equal ranks.
+ * Some pairs cannot be merged. */
 static void rank_by_hash(const void *context, fkv_symbol *symbols, uint32_t left, uint32_t end) {
     const uint32_t n_ranks = *(const uint32_t *)context;
     const uint64_t hash = fkv_mix_u64((uint64_t)symbols[left].id << 32 | symbols[symbols[left].next].id);
@@ -638,8 +639,8 @@ START_TEST(long_runs_are_tokenized_in_linear_time) {
 }
 END_TEST
 
-/* A thousand special tokens consist of one repeated letter, with every length up to a thousand, so every position of the text has
- * a thousand candidates. */
+/* The special tokens consist of one repeated letter and have every length up to 512, so up to 512 special tokens match at every
+ * position of the text. */
 START_TEST(overlapping_special_tokens_are_matched_in_one_pass) {
     enum { N_SPECIAL = 512, N = TEST_SANITIZED ? 40000 : 400000 };
     static char letters[N_SPECIAL];

@@ -1,5 +1,5 @@
-/* Tests of tokenizer.json, tokenizer.model and accompanying files: every construct gives the same tokens as in Hugging Face
- * tokenizers (scripts/make-tokenizer-vectors), unsupported constructs are rejected by name, and the settings in a model folder
+/* Tests tokenizer.json, tokenizer.model and accompanying files. Every construct must give the same tokens as Hugging Face
+ * tokenizers (scripts/make-tokenizer-vectors). Messages must name unsupported constructs, and the settings in a model folder must
  * take effect.
  */
 #include "../src/model/files/weights_state.h"
@@ -34,8 +34,7 @@ static void merges_as_pairs(json_t *model) {
     ck_assert_int_eq(json_object_set_new(model, "merges", pairs), 0);
 }
 
-/* Returns the text of the tokenizer.json of one test tokenizer: a trained base model with the changes listed for this tokenizer.
- */
+/* Returns the tokenizer.json of one test tokenizer, which is a trained base model with the changes listed for this tokenizer. */
 static char *json_text(const json_t *vectors, const json_t *one, size_t flags) {
     json_t *whole = json_deep_copy(json_object_get(one, "rest"));
     json_t *model =
@@ -147,7 +146,7 @@ START_TEST(tokens_of_either_kind_give_the_original_text) {
 }
 END_TEST
 
-/* User text cannot become a control token, not even a token that is matched after normalization. */
+/* User text must not become a control token, not even one that is matched after normalization. */
 START_TEST(marked_text_gives_no_control_token) {
     json_t *vectors = vectors_load();
     json_t *one = json_deep_copy(find_named(vectors, "flags"));
@@ -254,7 +253,7 @@ static void check_growth(const char *field, const char *list, const char *part, 
     free(steps);
 }
 
-/* Five replacements of one character with 1,000 characters would turn one byte into 10^15 bytes. */
+/* Five normalizers, each of which replaces one character with 1,000 characters, would turn one byte into 10^15 bytes. */
 START_TEST(normalizers_that_grow_without_bound_are_rejected) {
     enum { N_LONG = 100000 };
     char *part = malloc(N_LONG + 256);
@@ -323,7 +322,7 @@ static const rejected_change REJECTED_CHANGES[] = {
     {"\"model\":{", "\"model\":{\"vocab\":{},", "duplicate member vocab"},
 };
 
-/* Returns a copy of the tokenizer file with one text replaced. */
+/* Returns a copy of the tokenizer file with the text change->in replaced. */
 static char *changed(const char *text, const rejected_change *change) {
     const char *at = strstr(text, change->in);
     ck_assert_msg(at != NULL, "the text has no %s", change->in);
@@ -574,7 +573,7 @@ START_TEST(generation_config_sets_sampling_parameters) {
     ck_assert(weights->vocab.sampling.fields == FKV_SAMPLING_TEMPERATURE && weights->vocab.sampling.temperature == 0.0f);
     fkv_weights_close(weights);
     write_text("generation_config.json", "{\"temperature\": null, \"top_k\": -1, \"top_p\": \"0.9\", \"min_p\": 0.1}");
-    weights = folder_read(FKV_OK); /* a field without a valid number is ignored */
+    weights = folder_read(FKV_OK); /* fields whose values are not valid numbers are ignored */
     ck_assert_uint_eq(weights->vocab.sampling.fields, FKV_SAMPLING_MIN_P);
     ck_assert_float_eq(weights->vocab.sampling.min_p, 0.1f);
     fkv_weights_close(weights);
@@ -618,7 +617,7 @@ static void put_model_piece(proto_writer *w, const char *text, float score, uint
     put_bytes(w, 1, piece.bytes, piece.n);
 }
 
-/* Tokens <unk> <s> </s> <0x..> ▁ a b ab ▁ab. type: 1 unigram, 2 BPE. */
+/* Writes a model with the tokens <unk> <s> </s> <0x..> ▁ a b ab ▁ab. type: 1 for unigram, 2 for BPE. */
 static void put_model(proto_writer *w, uint64_t type, bool drops_spaces, size_t n_map) {
     static const char *const normal[] = {"\u2581", "a", "b", "ab", "\u2581ab"};
     put_model_piece(w, "<unk>", 0, 2);

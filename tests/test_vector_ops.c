@@ -1,5 +1,5 @@
-/* Tests the vector operations that models perform between matrix products. Results are close to double precision, and
- * bit-identical on all supported instruction sets. */
+/* Tests the vector operations that models perform between matrix products. Results must be close to double precision, and
+ * bit-identical on all instruction sets that the machine supports. */
 #include "../src/base/cpu.h"
 #include "../src/base/workers.h"
 #include "../src/model/forward/vector_ops.h"

@@ -134,10 +134,10 @@ static void cut_specials(const model_run *run, bool with_hidden, stretches *all)
     }
 }
 
-/* Merges adjacent ranges until no pair can be merged. Always merges the pair with the lowest rank(); among equal ranks, the
- * leftmost pair. */
+/* Returns the rank of a pair of adjacent ranges, or INFINITY if the pair cannot be merged. */
 typedef double (*rank_fn)(const fkv_vocab_source *source, const char *text, stretch left, stretch right);
 
+/* Merges adjacent ranges until no pair can be merged. Always merges the leftmost pair with the lowest rank. */
 static void merge_all(const fkv_vocab_source *source, const char *text, stretches *chain, rank_fn rank) {
     for (;;) {
         size_t best = SIZE_MAX;
