@@ -153,7 +153,8 @@ END_TEST
     "{% set s = 'a' * 1000 * 1000 %}{% set t = 'a' * 1000 * 1000 %}{% set blanks = ' ' * 1000 * 1000 %}"                         \
     "{% set l = range(20000) | list %}{% set e = [''] * 100000 %}{% set d = {s: 1} %}{% set needle = 'b' + 'a' * 250 %}"
 
-/* Expressions that have few syntax nodes but require a lot of work. Each is evaluated in a loop and must exceed the work limit.
+/* Expressions that have few nodes in the syntax tree but need a lot of work. Each is evaluated in a loop and must exceed the work
+ * limit.
  */
 static const char *const costly[] = {
     /* expressions that scan or compare strings */
