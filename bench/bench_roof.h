@@ -1,8 +1,8 @@
 /* Functions that the kernel benchmarks share: selection of the instruction set, worker threads, and measurement of the read
  * bandwidth.
  *
- * The read bandwidth ("roof") is measured before every timed call: the same threads stream a buffer several times larger than the
- * last-level cache. This also evicts the data that the call will read.
+ * The read bandwidth ("roof") is measured before every timed call. For this, the threads that run the call stream a buffer
+ * several times larger than the last-level cache. This also evicts the data that the call will read.
  *
  * Depends on src/base only.
  */
@@ -36,8 +36,7 @@ double bench_roof_stream(bench_roof *roof, fkv_workers *workers, uint32_t t);
  * none. */
 double bench_roof_median(bench_roof *roof, uint32_t t, size_t first);
 
-/* Reads n bytes to bring them into the CPU caches. The bytes are added up, and the sum is stored in a volatile variable, so that
- * the compiler cannot remove the reads. */
+/* Reads n bytes to load them into the CPU caches. Stores the sum of the bytes, so that the compiler cannot remove the reads. */
 void bench_read(const void *bytes, size_t n);
 
 /* Wakes the worker threads. */

@@ -23,8 +23,8 @@ void *bench_take(size_t bytes);
 enum { BENCH_TEXT = 32 };
 const char *bench_bytes(double bytes, char text[BENCH_TEXT]);
 
-/* Parses a list such as "1,4,512" of integers from 1 to max and returns their count. Exits on an invalid list or more than `room`
- * entries. */
+/* Parses a list of integers from 1 to max, such as "1,4,512", and returns their count. Exits if the list is invalid or has more
+ * than `room` entries. */
 uint32_t bench_numbers(const char *option, const char *list, uint32_t max, uint32_t *numbers, uint32_t room);
 
 #endif

@@ -1,5 +1,5 @@
 /* One case of bench_compare. flatkv, every peer and the exact reference generate the same values from the parameters of the case,
- * so that the processes need not send values to each other.
+ * so the processes need not exchange values.
  */
 #ifndef FKV_COMPARE_CASE_H
 #define FKV_COMPARE_CASE_H

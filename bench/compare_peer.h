@@ -22,7 +22,7 @@ typedef struct compare_peer {
     int from; /* pipe from which the duration of each call is read */
 } compare_peer;
 
-enum { COMPARE_PEER_WORDS = 3 }; /* maximum number of words in a command, without the arguments for the types and the case */
+enum { COMPARE_PEER_WORDS = 3 }; /* maximum number of words in a command, without the types and the case */
 
 /* Starts a peer and reads its first result. `command` is a program and its first arguments, terminated by NULL. `types` is a
  * cache type such as "f16", or a pair such as "q8_0/q4_0" for K and V. `out` receives the output of the last query: [H, D].

@@ -69,7 +69,8 @@ enum { MAX_MIX = 6, MAX_CASE_HEADS = 128, MAX_CALIBRATED_HEADS = 8 };
 /* Scale factors for the values of Q, K or V. A factor of 0 means 1. */
 typedef struct attn_sizes {
     float gain; /* scale factor for all values */
-    float peak; /* one channel per row is replaced with its absolute value times this factor; in Q, only in every second row */
+    float peak; /* in one channel per row, the value is replaced with its absolute value times this factor; in Q, only every
+                   second row is changed */
 } attn_sizes;
 
 typedef struct attn_case {
@@ -93,8 +94,8 @@ typedef struct attn_case {
     bool opens;  /* sealed codecs only: true if some pages are open, as in a real cache; false if all pages are sealed */
 } attn_case;
 
-/* Complete input of one case, built by attn_fixture_open(): pages in shuffled order, K and V of every token written by
- * fkv_attn_write(), and queries for the new tokens. */
+/* Complete input of one case, built by attn_fixture_open(). Pages are in shuffled order and contain K and V of every token,
+ * written by fkv_attn_write(). There are queries for the new tokens. */
 typedef struct attn_fixture {
     attn_case c;
     fkv_attn_layer layer;
@@ -102,8 +103,8 @@ typedef struct attn_fixture {
     fkv_rotation rotate_k;
     fkv_rotation rotate_v;
     float sink_logits[MAX_CASE_HEADS];
-    fkv_block head_blocks[MAX_CALIBRATED_HEADS]; /* block layout of each head, for calibrated keys with random channel bits;
-                                                    `layer` points to this array */
+    fkv_block head_blocks[MAX_CALIBRATED_HEADS]; /* block layout of each head, used only for calibrated keys; `layer` points to
+                                                    this array */
     fkv_channel_order orders[MAX_CALIBRATED_HEADS];
     uint16_t channels[MAX_CALIBRATED_HEADS][FKV_MAX_HEAD_DIM];
     uint32_t n_new;   /* number of new tokens, T */

@@ -1,5 +1,5 @@
-/* Drives a cache through its public header the way a model does: generates K, V and Q rows for every token, runs steps over any
- * mix of sequences, collects the outputs, and computes reference attention over the same rows.
+/* Operates a cache with the public API, as a model does: generates K, V and Q rows for every token, runs steps over any mix of
+ * sequences, and collects the outputs. Also computes reference attention over the same rows.
  *
  * A token's rows are a pure function of (seed, token, position, layer, head). Two sequences with the same tokens must therefore
  * produce the same outputs, and the reference does not depend on the code under test. The outputs of a sequence are stored as
@@ -24,15 +24,15 @@ typedef struct cache_fixture {
     fkv_config config; /* if config.layers is not NULL, it points to the array layers[] below */
     fkv_layer_config layers[CACHE_FIXTURE_LAYERS];
     fkv_cache *cache;
-    uint64_t seed;  /* seed of the generated rows */
-    float outliers; /* factor by which two channels of every key are larger than the others; 1 if there are no outlier channels */
+    uint64_t seed;       /* seed of the generated rows */
+    float outliers;      /* scale of the two outlier channels of every key, relative to the other channels; 1 if there are none */
     size_t output_bytes; /* size of one token's outputs over all layers, in bytes */
     uint8_t *rows[3];    /* K, V and Q rows of one layer in a step */
     uint8_t *out;
 } cache_fixture;
 
-/* Opens a cache with a copy of the layers, with seed 1 and without outlier channels. Returns the status of fkv_cache_open().
- * After a failure, the fixture need not be closed. */
+/* Opens a cache with a copy of the layers. The fixture has seed 1 and no outlier channels. Returns the status of
+ * fkv_cache_open(). After a failure, the fixture need not be closed. */
 fkv_status cache_fixture_open(cache_fixture *w, const fkv_config *config);
 void cache_fixture_close(cache_fixture *w);
 

@@ -13,7 +13,8 @@ static inline uint64_t channel_bits_draw(uint64_t *state) { /* splitmix64 */
 
 /* Draws the bit width of every channel of a head. bits: [dim] bit widths; average: their mean, 3 or 4 */
 static inline void channel_bits_random(uint64_t *state, uint32_t dim, uint32_t average, uint8_t *bits) {
-    /* each channel has one to three bit pairs; `more` is the total number of pairs beyond the first pair of each channel */
+    /* a channel has 2, 4 or 6 bits, which are one to three bit pairs; `more` is the total number of pairs in addition to one per
+     * channel */
     uint32_t more = dim * (average - 2) / 2;
     uint32_t n6 = (uint32_t)(channel_bits_draw(state) % (more / 2 / 4 + 1)) * 4; /* number of channels with 6 bits */
     for (uint32_t c = 0; c < dim; c++) bits[c] = c < n6 ? 6 : c < more - n6 ? 4 : 2;

@@ -8,7 +8,7 @@
 
 enum { ENGINE_MAX_NEW = 24, ENGINE_PROMPT = 200 };
 
-/* Settings of all engines and requests that are made from now on. The fields are 0 at first, except n_prompt. */
+/* Settings of all engines and requests that are created after a change. Initially, all fields except n_prompt are 0. */
 typedef struct engine_fixture_options {
     fkv_model *model; /* loaded by engine_fixture_open() if it is NULL */
     const fkv_prefix_store *store;
@@ -16,7 +16,7 @@ typedef struct engine_fixture_options {
     uint32_t n_drafts;
     bool is_affine; /* true: codec 8/4; false: the default codec, which is sealed */
     fkv_isa isa;
-    fkv_engine *peer; /* engine with which the engine takes turns */
+    fkv_engine *peer; /* engine with which a new engine takes turns on the CPU cores; NULL if there is none */
 } engine_fixture_options;
 
 extern engine_fixture_options engine_fixture;
@@ -45,7 +45,7 @@ void engine_fixture_check_empty(fkv_engine *engine);
 /* Returns a request that generates ENGINE_MAX_NEW tokens and sends its events to h. prompt: [engine_fixture.n_prompt] */
 fkv_request engine_fixture_request(const uint32_t *prompt, engine_events *h);
 
-/* Checks that the tokens and log probabilities of an answer of b are those of answer 0 of a. */
+/* Checks that the tokens and log probabilities of an answer in b equal those of answer 0 in a. */
 void engine_fixture_check_same(const engine_events *a, const engine_events *b, uint32_t answer, const char *what);
 
 #endif

@@ -1,5 +1,5 @@
-/* Builds GGUF files byte by byte, so that a test can corrupt one value at a time. Add keys first, then tensors; made() writes the
- * counts and the data and returns the length.
+/* Builds GGUF files byte by byte, so that a test can corrupt one value at a time. Callers add keys first, then tensors. made()
+ * writes the counts and the data and returns the file length.
  */
 #ifndef FKV_GGUF_MAKER_H
 #define FKV_GGUF_MAKER_H

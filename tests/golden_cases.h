@@ -1,4 +1,4 @@
-/* Table of damaged page files with the exact error expected for each, shared by the golden files and the tests.
+/* Table of damaged page files, each with the exact error that is expected. Used by make_golden and by the tests.
  *
  * Each case patches a few bytes of tests/golden/small.fkv. The committed cases are also stored as files, so that a change to the
  * format or to the order of checks changes the stored bytes.
@@ -19,7 +19,7 @@ typedef struct golden_patch {
     uint32_t offset;
     uint32_t n_bytes; /* patch length in bytes; 0 if there is no patch */
     bool flip;        /* true to XOR the bytes with `value`, false to overwrite them */
-    uint64_t value;   /* operand of the write or XOR, little-endian; only its lowest n_bytes bytes are used */
+    uint64_t value;   /* value to write or XOR, little-endian; only its lowest n_bytes bytes are used */
 } golden_patch;
 
 /* Readers that can detect damage: fkv_file_inspect() without verification, fkv_file_inspect() with verification, and the loader.

@@ -5,8 +5,9 @@
 
 #include "attn_cases.h"
 
-/* Each case: shape, codec (index into attn_codecs), page_tokens, window, n_sinks, softcap, rotate, page type, row type, outliers,
- * number of sequences, {stored tokens, new tokens} of each sequence. `.sinks` is the scale of the learned sink logits. */
+/* The fields of a case are the shape, codec (index into attn_codecs), page_tokens, window, n_sinks, softcap, rotate, page type,
+ * row type, outliers, number of sequences, and {stored tokens, new tokens} of each sequence. `.sinks` is the scale of the learned
+ * sink logits. */
 static const attn_case kernel_cases[] = {
     /* histories that cross page, tile and split boundaries, 16-bit rows, and heads whose channels are processed in several groups
      * (slabs). The decode kernels of the first cases are also compiled for a single query (see N_KERNEL_CASES_ALONE) */
@@ -78,19 +79,20 @@ enum { N_KERNEL_CASES = sizeof kernel_cases / sizeof kernel_cases[0] };
  * kernels have fewer rows per block. */
 enum { N_KERNEL_CASES_ALONE = 3 };
 
-/* Soft caps tested in every case that has a soft cap. The smallest makes all scores equal; the largest has no effect. */
+/* Soft caps that are tested in every case with a soft cap. The smallest one makes all scores equal. The largest one has no
+ * effect. */
 static const float kernel_softcaps[] = {1e-39f, 1e-3f, 30, 50, 1e4f, 3e4f, 3e5f, 3e7f, 1e30f};
 enum { N_KERNEL_SOFTCAPS = sizeof kernel_softcaps / sizeof kernel_softcaps[0] };
 
-/* Kernels that are tested in addition to the CUDA kernels of fkv_kernel: the Metal variants, prefill in plain loops, and prefill
- * by blocks whose partner block never runs. */
+/* Kernels that are tested in addition to the CUDA kernels in fkv_kernel: the Metal variants, prefill with plain loops, and
+ * prefill with pairs of blocks in which one block never runs. */
 enum { KERNEL_SIMDGROUP_DECODE = 8, KERNEL_SIMDGROUP_PREFILL, KERNEL_PLAIN_PREFILL, KERNEL_LONE_PREFILL, N_KERNEL_ENTRIES };
 
 /* Index of the first case with a sealed layer. The prefill of sealed layers uses warpgroups. */
 enum { FIRST_SEALED_CASE = 35 };
 
 /* Index of the case whose prefill is also compiled for pairs of blocks that share unpacked pages. The host runs one block at a
- * time, so the partner of a pair never runs concurrently, and the blocks must detect that. */
+ * time, so a block's partner never runs at the same time. The blocks must detect this. */
 enum { LONE_PREFILL_CASE = 42 };
 
 /* Returns true if the kernel is compiled for case i. Metal prefill is compiled for all cases. Metal decode is compiled only for

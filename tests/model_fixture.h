@@ -22,8 +22,8 @@ typedef struct model_spec {
     uint32_t window;  /* gemma3 only */
     uint32_t pattern; /* gemma3 only: every pattern-th layer has full attention */
     bool tied;
-    uint32_t bound; /* used only by the reference pass: number of recent tokens that each layer sees in addition to the sinks; 0
-                       if each layer sees all tokens */
+    uint32_t bound; /* used only by the reference pass: number of most recent tokens that each layer sees in addition to the
+                       sinks; 0 for no limit */
     uint32_t n_sinks;
 } model_spec;
 
@@ -67,8 +67,8 @@ fkv_runner_config model_runner_config(uint32_t bits, uint32_t max_tokens, uint32
 
 fkv_runner *model_runner(const fkv_model *model, fkv_runner_config config);
 
-/* Reads the book text in the form that the needle model was trained on: with joined lines, single spaces, and at most one empty
- * line in a row. Returns the number of bytes. */
+/* Reads the text of the book in the form on which the needle model was trained: lines of a paragraph are joined, and there are no
+ * multiple spaces or empty lines in a row. Returns the number of bytes. */
 uint32_t model_book(uint8_t *text, uint32_t capacity);
 
 /* Returns n bytes of the book as token IDs of the needle model. */

@@ -1,5 +1,5 @@
-/* A small cache for page-file tests. It combines a slab, a pager, codecs and a rotation without the public API. Rows are
- * generated from a seed. Other functions of this header damage a file on purpose.
+/* A small cache for page-file tests, which consists of a slab, a pager, codecs and a rotation and does not use the public API.
+ * Rows are generated from a seed. Other functions of this header damage a file on purpose.
  *
  * A row depends only on (seed, layer, head, position), not on the fixture or on the page that stores it. The expected content of
  * a file can therefore be computed without the code under test. Helpers abort the test on unexpected failures.
@@ -63,8 +63,8 @@ void file_fixture_row(const file_fixture *w, uint64_t seed, uint32_t layer, fkv_
 void file_fixture_append(file_fixture *w, fkv_seq seq, uint64_t seed, uint32_t n_tokens);
 fkv_seq file_fixture_fill(file_fixture *w, uint64_t seed, uint32_t n_tokens, uint32_t max_tokens);
 
-/* Returns true if every page visible to a query at n_tokens holds exactly the rows generated from `seed`, and zeros in its unused
- * slots. */
+/* Returns true if every page that is visible to a query at position n_tokens holds exactly the rows generated from `seed`, and
+ * zeros in its unused slots. */
 bool file_fixture_holds(const file_fixture *w, fkv_seq seq, uint64_t seed, uint32_t n_tokens);
 
 fkv_status file_fixture_save(const file_fixture *w, fkv_seq seq, uint64_t seed, uint32_t n_tokens, const char *path);

@@ -1,5 +1,5 @@
-/* A pager for unit tests in its own memory block, and helper functions for common operations. Every helper checks afterwards that
- * the whole pager is consistent.
+/* A pager for unit tests, in its own memory block, and helper functions for common operations. After its operation, every helper
+ * checks that the whole pager is consistent.
  */
 #ifndef FKV_TEST_PAGER_FIXTURE_H
 #define FKV_TEST_PAGER_FIXTURE_H

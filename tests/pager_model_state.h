@@ -29,7 +29,7 @@ typedef struct model_seq {
     uint64_t prefix[MAX_TOKENS + 1]; /* prefix[i] is a hash of the tenant and the first i tokens */
     uint64_t writes[FKV_MAX_GROUPS]
                    [MAX_TOKENS]; /* for each group and token, the write number that the sequence must find in page memory */
-    uint32_t state_len;          /* number of tokens after which the sequence's recurrent state was computed */
+    uint32_t state_len;          /* number of tokens that the sequence's recurrent state covers */
     uint64_t state_write;        /* unique number of the write that stored the recurrent state */
     bool spare[MAX_TOKENS]; /* for each logical page, true if the groups with spare pages hold the page even though no query needs
                                it */
@@ -53,7 +53,7 @@ struct pager_model {
     char fault[512];
 };
 
-/* An actual or hypothetical page table of a sequence in the full-attention group. */
+/* A page table of a sequence in the full-attention group, either an actual one or one that an operation would create. */
 typedef struct shadow {
     uint32_t pages[MAX_TOKENS];
     uint32_t len;
@@ -88,7 +88,7 @@ bool model_answered(pager_model *m, const char *call, fkv_status got, fkv_status
  * that a query needs. */
 void model_keep_spare(const pager_model *m, model_seq *q);
 
-/* Checks that the page tables of sequence s lead to the expected write of every token that is visible to a query at `position`.
+/* Checks that the page tables of sequence s lead to the expected write for every token that is visible to a query at `position`.
  */
 bool model_check_sequence(pager_model *m, uint32_t s, uint32_t position);
 bool model_check_all(pager_model *m);

@@ -1,5 +1,5 @@
-/* Shapes for which the kernel of recurrent layers is tested. make_kernel_sources writes its source for each shape, and
- * parity_recurrent runs it on the host. */
+/* Shapes for which the kernel for recurrent layers is tested. make_kernel_sources writes the kernel source for each shape, and
+ * parity_recurrent runs the kernel on the host. */
 #ifndef RECURRENT_CASES_H
 #define RECURRENT_CASES_H
 
@@ -10,7 +10,7 @@ typedef struct recurrent_case {
     fkv_recurrence shape;
 } recurrent_case;
 
-/* Head dimensions below, between and above multiples of 32, and numbers of rows that do not fill the last block. */
+/* Head dimensions include values that are not multiples of 32. Some numbers of rows do not fill the last block. */
 static const recurrent_case recurrent_cases[] = {
     {FKV_DELTA_NET, {.n_k_heads = 2, .n_v_heads = 6, .k_dim = 24, .v_dim = 5}},
     {FKV_DELTA_NET, {.n_k_heads = 3, .n_v_heads = 6, .k_dim = 40, .v_dim = 3, .tiled = true}},

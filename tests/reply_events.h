@@ -1,6 +1,6 @@
 /* Formats the events of a reply as one line: T(text), R(reasoning), C(name of a tool call), A(arguments), and E for the end of a
- * call, or E! if the call is incomplete. Adjacent events of one kind are joined, so that the results for one reply in different
- * chunks can be compared. Shared by test_reply and fuzz_stream.
+ * call, or E! if the call is incomplete. Adjacent events of one kind are joined, so that results can be compared for different
+ * divisions of a reply into chunks. Shared by test_reply and fuzz_stream.
  */
 #ifndef FKV_REPLY_EVENTS_H
 #define FKV_REPLY_EVENTS_H

@@ -2,7 +2,10 @@
  *
  * TEST_SANITIZED: 1 in a build with AddressSanitizer or ThreadSanitizer, else 0. Such builds allocate additional memory, so
  * resident memory is not checked.
- * TEST_EVERY: tests with many cases run one in TEST_EVERY of them. It is 1 unless the build has a sanitizer or is emulated. */
+ *
+ * TEST_EVERY: tests with many cases run only one of TEST_EVERY cases. The value is 1 unless the build has a sanitizer or runs in
+ * an emulator.
+ */
 #ifndef FKV_SANITIZED_H
 #define FKV_SANITIZED_H
 

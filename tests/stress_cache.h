@@ -36,7 +36,7 @@ typedef struct stress_cache {
     uint32_t n_seqs;
     fkv_seq closed;           /* ID of a sequence that was closed, for calls that must fail */
     stress_chains offered;    /* chain hash of the last token of each page that was inserted into the tree */
-    stress_chains snapped;    /* chain hash of the last token before each snapshot that was inserted into the tree */
+    stress_chains snapped;    /* chain hash of the last token that each snapshot in the tree covers */
     bool exact;               /* true if the tree still holds all prefixes and snapshots that were inserted */
     fkv_stats expected_stats; /* expected statistics; operations update the predictable counters */
 } stress_cache;
@@ -68,8 +68,8 @@ uint32_t stress_cache_pinned(const stress_cache *cache);
  * needs: rows that have left its window, or the open form of a page. */
 bool stress_is_gone(const stress_cache *cache, const stress_seq *seq, uint32_t n);
 
-/* Updates open_from after a step. The pages that keep their open form begin with the span that contains the token one page before
- * the end of the sequence. */
+/* Updates open_from after a step. Pages keep their open form from the start of the span that contains the position one page
+ * before the end of the sequence. */
 void stress_seq_grown(const stress_cache *cache, stress_seq *seq);
 
 /* Drops the open forms of all pages except page 0 and the pages in the span of the next token. */

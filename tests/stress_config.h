@@ -23,12 +23,12 @@ typedef struct stress_domain {
     float key_outlier_most, query_outlier_most; /* largest scale of outlier channels, relative to the other channels */
     float query_most;                           /* largest magnitude in query rows with extreme values */
     float bf16_most;                            /* largest magnitude in extreme K and V rows, if pages are bf16 */
-    bool bias_apart; /* true if the tolerance allows for key-bias terms that kernels with integer dot products round before these
-                        terms cancel */
-    bool zero_rows;  /* true: rows of zeros are generated; disabled, because AVX2 negates their biases at 4 bits or fewer */
+    bool bias_apart; /* true if the tolerance allows for the rounding of key-bias terms, which kernels with integer dot products
+                        round before the terms cancel */
+    bool zero_rows;  /* true if rows of zeros are generated; now false, because AVX2 negates their biases at 4 bits or fewer */
     bool nan_outside_windows; /* true if NaN rows are loaded into layers with windows, where a masked NaN must not affect the
                                  output */
-    bool pins_are_harmless;   /* true: the test assumes that pinned pages never cause a rejection; disabled, because they can */
+    bool pins_are_harmless; /* true if the test assumes that pinned pages never cause a rejection; now false, because they can */
 } stress_domain;
 
 extern const stress_domain STRESS_DOMAIN;
@@ -36,8 +36,7 @@ extern const stress_domain STRESS_DOMAIN;
 /* Distribution of the row values. Each kind also includes the rows of all earlier kinds. */
 typedef enum stress_numbers {
     STRESS_GAUSSIAN, /* Gaussian rows */
-    STRESS_OUTLIERS, /* adds rows in which a few fixed channels are larger, as in real keys, and rows of zeros, constants and tiny
-                        values */
+    STRESS_OUTLIERS, /* adds rows with a few larger channels, as in real keys, and rows of zeros, constants and tiny values */
     STRESS_EXTREME   /* adds rows with the largest representable values, infinities and NaNs */
 } stress_numbers;
 

@@ -1,5 +1,5 @@
-/* Independent implementation of docs/page_format.md: encodes and decodes rows. Shares no code with the library, so a difference
- * of one bit is a bug in one of the two implementations.
+/* Independent implementation of docs/page_format.md: encodes and decodes rows. Shares no code with the library, so any difference
+ * between the two shows a bug in one of them.
  */
 #ifndef FKV_STRESS_FORMAT_H
 #define FKV_STRESS_FORMAT_H
@@ -27,7 +27,7 @@ stress_codec stress_codec_make(fkv_codec_config config, uint32_t dim, fkv_type t
 uint32_t stress_part_bytes(const stress_codec *codec, uint32_t part);
 uint32_t stress_row_bytes(const stress_codec *codec);
 
-/* Encodes a row that has already been rotated, if its codec requires a rotation. x: [D] */
+/* Encodes a row. If the codec requires a rotation, the row must already be rotated. x: [D] */
 void stress_encode_rotated(const stress_codec *codec, const float *x, uint8_t *bytes);
 
 /* Encodes a row into codes, scales and biases, in this order. x: [D], unrotated */

@@ -9,7 +9,7 @@ typedef struct stress_random {
     uint64_t state;
 } stress_random;
 
-/* Hashes two numbers to one number. */
+/* Combines two numbers into one hash. */
 static inline uint64_t stress_mix(uint64_t a, uint64_t b) {
     uint64_t z = a * 0x9e3779b97f4a7c15u + b + 0x632be59bd9b4e019u;
     z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;

@@ -1,5 +1,5 @@
-/* Reference of the stress test: tokens, their K, V and Q rows, the rows in their stored form, and attention over the stored rows
- * in double precision.
+/* Reference of the stress test. It has the tokens, their K, V and Q rows and the stored form of the rows, and computes attention
+ * over the stored rows in double precision.
  *
  * A token's rows and queries depend on its whole history (the tenant and every token before it), as they do in a model. Sequences
  * with the same history must therefore have the same rows and bit-identical outputs. Rows of another history or tenant have
@@ -19,7 +19,7 @@ typedef struct stress_token {
     uint8_t *bytes;  /* stored bytes of the same rows: [layer][K or V][G, row bytes] */
     float *sealed;   /* decoded rows of the sealed page that ends with this token: [layer][K or V][T, G, D]; NULL until needed */
     uint8_t *blocks; /* stored bytes of the same page: [layer][G, block bytes] */
-    uint64_t *answers; /* for each layer, hash of the first output computed for this token; 0 if there is none yet */
+    uint64_t *answers; /* for each layer, hash of the first output that was computed for this token; 0 if none was computed yet */
     struct stress_token *next;
 } stress_token;
 

@@ -1,4 +1,4 @@
-/* Harness of the unit test programs. Each program has one suite, in which every test is a separate test case. The assertion
+/* Test harness of the unit tests. Each test program has one suite, in which every test is a separate test case. The assertion
  * macros print the status and the message of a failed call.
  */
 #ifndef FKV_TEST_H
@@ -9,8 +9,8 @@
 #include <check.h>
 #include <stdlib.h>
 
-/* Replaces a macro of check, which writes the position of every passed assertion to a file. In tests with many assertions, this
- * takes most of the time. The other assertion macros of check use this one. */
+/* Replaces a macro of the check library on which its other assertion macros are based. The original writes the position of every
+ * passed assertion to a file, which takes most of the time in tests with many assertions. */
 #undef ck_assert_msg
 #define ck_assert_msg(expr, ...)                                                                                                 \
     ((expr) ? (void)0 : _ck_assert_failed(__FILE__, __LINE__, "Assertion '" #expr "' failed", __VA_ARGS__))

@@ -20,8 +20,8 @@ typedef struct tokenizer_fixture {
 /* Builds the vocabulary and the text from arbitrary bytes. Strings point into the bytes. */
 void tokenizer_fixture_read(tokenizer_fixture *fixture, const uint8_t *data, size_t size);
 
-/* Opens the vocabulary and tokenizes the text in every supported way. Returns NULL if all results agree or the vocabulary was
- * rejected (*refused), otherwise a description of the difference. */
+/* Opens the vocabulary and tokenizes the text in every supported way. Returns NULL if all results agree or if the vocabulary was
+ * rejected, in which case *refused is true. Otherwise returns a description of the difference. */
 const char *tokenizer_fixture_check(const tokenizer_fixture *fixture, bool *refused);
 
 #endif
