@@ -262,7 +262,7 @@ static void flatkv_open(bench *b, subject *whole, const compare_case *c, fkv_cod
     config.layers = layers;
     config.max_tokens = c->n_cached * c->n_seqs;
     config.max_seqs = c->n_seqs;
-    uint32_t n_queries = c->n_queries * c->n_seqs; /* number of queries in all sequences */
+    uint32_t n_queries = c->n_queries * c->n_seqs; /* total number of queries over all sequences */
     config.max_step_tokens = n_queries > WRITE_TOKENS ? n_queries : WRITE_TOKENS;
     config.n_threads = c->n_threads;
     config.isa = b->options->isa;

@@ -73,7 +73,7 @@ static void run(const fkv_cpu_kernels *kernels, const attn_fixture *w, const fkv
     free(scratch);
 }
 
-/* Repeats the step with each sequence alone, with each token alone, and with other numbers of threads. All outputs must be
+/* Repeats the step with each sequence alone, with each token alone, and with different numbers of threads. All outputs must be
  * bit-identical. */
 static void check_same_bits(const fkv_cpu_kernels *kernels, const attn_fixture *w, const uint8_t *together,
                             fkv_workers *const *workers, uint32_t n_workers) {

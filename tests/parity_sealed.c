@@ -93,7 +93,7 @@ static uint8_t *read_file(const char *path, size_t *bytes) {
 
 enum { CALIBRATED = 0x100 }; /* flag in `bits` */
 
-/* Replaces the keys of the block with calibrated keys. */
+/* Changes the layout of the block such that its keys are calibrated. */
 static void calibrate(const seal_case *c, const fkv_channel_order *order, fkv_block *sealed) {
     fkv_codec k;
     fkv_codec v = sealed->codec[FKV_SIDE_V];

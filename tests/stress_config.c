@@ -87,7 +87,7 @@ static void draw_codecs(stress_random *r, fkv_layer_config *l) {
     draw_channel_bits(r, l, bits[n_drawn++ % STRESS_MAX_LAYERS]);
 }
 
-/* Turns a layer into a latent layer, with the same head dimension. */
+/* Turns a layer into a latent layer. The head dimension does not change. */
 static void draw_latent(stress_random *r, const stress_config *c, fkv_layer_config *l) {
     const uint32_t n_q_heads = l->n_q_heads / l->n_kv_heads;
     *l = (fkv_layer_config){.n_q_heads = n_q_heads, .n_kv_heads = 1, .head_dim = l->head_dim};

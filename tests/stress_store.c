@@ -83,7 +83,7 @@ static bool unpack_object(stress_cache *c, const stress_prefix *p, uint32_t part
     return status == FKV_OK;
 }
 
-/* Unpacks an object with a flipped bit, or as another part. Both must be rejected. */
+/* Unpacks an object in which a bit is flipped, or unpacks an object as the wrong part. The call must be rejected. */
 static void unpack_wrong(stress_run *l, stress_cache *c, stress_prefix *p) {
     const uint32_t i = stress_below(&l->random, p->n_pages);
     uint32_t part = stress_below(&l->random, STRESS_N_PARTS);

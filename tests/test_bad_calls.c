@@ -76,9 +76,9 @@ typedef struct stage {
 
 typedef enum moment {
     IDLE,
-    BEGUN,     /* a one-token step of `live` is open, and no layer is written */
-    HALF,      /* a one-token step of `live` is open, and only layer 0 of the two layers is written */
-    WRITTEN,   /* a one-token step of `live` is open, and both layers are written */
+    BEGUN,     /* a one-token step of `live` is open, and no layer has been written */
+    HALF,      /* a one-token step of `live` is open, and only layer 0 of the two layers has been written */
+    WRITTEN,   /* a one-token step of `live` is open, and both layers have been written */
     COMMITTED, /* s->step is the handle of a finished step */
     ABORTED,
     CROWDED,  /* max_seqs sequences are open */

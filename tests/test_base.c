@@ -69,10 +69,10 @@ START_TEST(terminal_control_sequences_are_escaped) {
         {"a\nb\tc\x7f", "a\\x0ab\\x09c\\x7f"},
         {"\xc2\x9b"
          "31m",
-         "\\xc2\\x9b31m"}, /* the control sequence introducer as the C1 character U+009B */
+         "\\xc2\\x9b31m"}, /* the control sequence introducer (CSI), encoded as the C1 character U+009B */
         {"\x9b"
          "31m",
-         "\\x9b31m"}, /* the control sequence introducer as the single byte 0x9b */
+         "\\x9b31m"}, /* the control sequence introducer (CSI), encoded as the single byte 0x9b */
         {"\xe2\x80\xae"
          "fdp",
          "\\xe2\\x80\\xae"
@@ -518,10 +518,10 @@ START_TEST(sleeping_caller_and_workers_are_woken) {
     t.n_threads = 2;
     for (uint32_t job = 1; job <= 40; job++) {
         t.stamp = job;
-        t.sleep_ns = job % 2 == 0 ? 300 * 1000 : 0; /* the caller sleeps until the worker has finished its last item */
+        t.sleep_ns = job % 2 == 0 ? 300 * 1000 : 0; /* in every second job, items take so long that the caller falls asleep */
         fkv_workers_run(workers, tally_item, &t, 3);
         tally_check(&t, 3, job);
-        nap(job % 3 == 0 ? 300 * 1000 : 0); /* the workers fall asleep before the next job */
+        nap(job % 3 == 0 ? 300 * 1000 : 0); /* every third pause is so long that the workers fall asleep */
     }
     workers_end(workers);
 }

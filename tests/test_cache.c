@@ -69,7 +69,7 @@ static bool can_measure_memory(void) {
     return false;
 }
 
-/* Returns the address space of this process, or 0 if the system does not report it. Does not allocate. */
+/* Returns the size of the address space of this process, or 0 if the system does not report it. Does not allocate. */
 static uint64_t address_space_bytes(void) {
     char text[128];
     int fd = open("/proc/self/statm", O_RDONLY | O_CLOEXEC);
@@ -77,7 +77,7 @@ static uint64_t address_space_bytes(void) {
     ssize_t n = read(fd, text, sizeof text - 1);
     (void)close(fd);
     text[n > 0 ? n : 0] = '\0';
-    /* the first number in statm is the address space in system pages */
+    /* the first number in statm is the size of the address space in system pages */
     return strtoull(text, NULL, 10) * (uint64_t)sysconf(_SC_PAGESIZE);
 }
 

@@ -161,7 +161,8 @@ START_TEST(drafts_do_not_change_the_text) {
         fkv_engine *engine = engine_fixture_open(3);
         for (uint32_t i = 0; i < N; i++) {
             fkv_request r = engine_fixture_request(prompts[i], &all[i]);
-            if (i % 3 == 2) r.sampler.temperature = 0.8f; /* every third request samples, with the same seed in both runs */
+            if (i % 3 == 2)
+                r.sampler.temperature = 0.8f; /* every third request uses random sampling, with the same seed in both runs */
             r.n = i == 1 ? 2 : 1;
             engine_events_init(&all[i]);
             ck_ok(fkv_engine_submit(engine, &r, &id, NULL));

@@ -196,7 +196,7 @@ START_TEST(grammar_begins_after_the_reasoning) {
             ck_assert_int_eq(is_set(bits, 'z'), free);
         }
         ck_assert_uint_eq(draw(g, 0, written, opened ? 6 : 7, &random, &why),
-                          FKV_NO_TOKEN); /* the needle model has no end token */
+                          FKV_NO_TOKEN); /* nothing may follow, and the needle model has no end token */
         grammar_close(g);
     }
     close_maker();

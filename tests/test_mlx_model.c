@@ -304,7 +304,7 @@ static uint32_t best(const float *logits, uint32_t n) {
     return at;
 }
 
-/* Greedy output of llama2.c for the same weights, 256 steps from the BOS token. */
+/* The expected text is the greedy output of llama2.c with the weights of this model, for 256 steps from the BOS token. */
 START_TEST(stories_match_the_output_of_llama2c) {
     enum { STEPS = 256 };
     char expected[2048] = "";
@@ -332,7 +332,7 @@ START_TEST(stories_match_the_output_of_llama2c) {
         memcpy(got + n_got, text, n);
         n_got += n;
     }
-    ck_assert_str_eq(got[0] == ' ' ? got + 1 : got, expected); /* the first token of a text includes a space */
+    ck_assert_str_eq(got[0] == ' ' ? got + 1 : got, expected); /* skips the space with which the first token begins */
     fkv_runner_close(runner);
     fkv_model_close(model);
 }

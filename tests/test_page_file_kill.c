@@ -1,9 +1,9 @@
 /* Kills saves at random moments with SIGKILL, and runs concurrent saves to one path. The file at this path must always be
  * complete.
  *
- * A child saves two states alternately to one path; the parent kills it after a random delay. The file must pass verification and
- * load, and its content must be one of the two states. The file may be missing only before the first save has finished. A part
- * file left by the child must not affect the next save.
+ * A child process saves two states alternately to one path, and the parent kills the child after a random delay. The file must
+ * pass verification and load, and its content must be one of the two states. The file may be missing only before the first save
+ * has finished. A part file left by the child must not affect the next save.
  */
 #include "cache_fixture.h"
 #include "page_file_fixture.h"

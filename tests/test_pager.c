@@ -164,8 +164,8 @@ START_TEST(abort_restores_every_byte) {
     ck_ok(fkv_pager_step_begin(pager, rows, 4));
     uint32_t n_copies = 0;
     (void)fkv_pager_step_copies(pager, &n_copies);
-    /* In each group, the step copies the last page of sequence a, unless the tree has released this page. It also makes one copy
-     * of the page that sequences b and c share, because one of the two sequences writes in place. */
+    /* In each group, the step copies the last page of sequence a, unless the tree has released this page. The step also makes one
+     * copy of the page that sequences b and c share. The other of the two sequences writes in place. */
     ck_assert_uint_ge(n_copies, 4);
     ck_assert(!pager_fixture_unchanged(pager));
     ck_assert(fkv_pager_consistent(pager));

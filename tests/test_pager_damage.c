@@ -202,25 +202,26 @@ START_TEST(damage_during_a_step_is_detected) {
     ck_assert(fkv_pager_consistent(pager));
     pager_fixture_snapshot(pager);
 
-    pager->step.copies[0].from = pager->step.copies[0].to; /* the copy has a source page that the sequence does not hold */
+    pager->step.copies[0].from =
+        pager->step.copies[0].to; /* makes the source of the copy a page that the sequence does not hold */
     ck_assert(!fkv_pager_consistent(pager));
     pager_fixture_restore();
-    pager->step.rows[0].slot ^= 1; /* the row belongs to another sequence */
+    pager->step.rows[0].slot ^= 1; /* assigns the row to another sequence */
     ck_assert(!fkv_pager_consistent(pager));
     pager_fixture_restore();
-    pager->step.rows[0].start--; /* the row starts one token too early */
+    pager->step.rows[0].start--; /* makes the row start one token too early */
     ck_assert(!fkv_pager_consistent(pager));
     pager_fixture_restore();
-    pager->groups[FULL].taken++; /* the step counts a page that it did not allocate */
+    pager->groups[FULL].taken++; /* makes the step count a page that it did not allocate */
     ck_assert(!fkv_pager_consistent(pager));
     pager_fixture_restore();
-    pager->step.n_closing++; /* the step counts a closed sequence, but no sequence was closed */
+    pager->step.n_closing++; /* makes the step count a closed sequence, although none was closed */
     pager->counters.seqs--;
     ck_assert(!fkv_pager_consistent(pager));
     pager_fixture_restore();
     ck_ok(fkv_pager_close(pager, forked));
     ck_assert(fkv_pager_consistent(pager));
-    pager->step.n_closing = 0; /* the step counts no closed sequence, but one was closed */
+    pager->step.n_closing = 0; /* makes the step count no closed sequence, although one was closed */
     pager->counters.seqs++;
     ck_assert(!fkv_pager_consistent(pager));
     pager_fixture_restore();

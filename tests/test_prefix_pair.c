@@ -187,7 +187,7 @@ START_TEST(pages_are_written_to_both_stores) {
     const fkv_page_key key = key_of(0);
     far.bytes[0] = 0;
     far.pending[0] = true;
-    ck_assert(!pair.wants(pair.self, &key)); /* the near store has the page, and the far store may have it */
+    ck_assert(!pair.wants(pair.self, &key)); /* the near store has the page, and the lookup in the far store is pending */
     pair.remove(pair.self, &key);
     ck_assert(!memory_contains(&near, &key) && !memory_contains(&far, &key) && pair.wants(pair.self, &key));
     pair.close(pair.self);

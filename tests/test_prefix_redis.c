@@ -349,7 +349,7 @@ START_TEST(wait_for_an_answer_is_limited) {
 }
 END_TEST
 
-/* The server answers PING and SET, but closes the connection after every other command. */
+/* The server replies to PING and SET, but closes the connection after any other command. */
 START_TEST(outage_is_logged_once_and_ends_with_a_written_page) {
     uint8_t packed[CAPACITY] = {0};
     uint64_t n_bytes = 0;
@@ -431,7 +431,7 @@ START_TEST(invalid_configurations_are_rejected) {
     }
     const fkv_prefix_redis_config remote = {.url = "redis://192.0.2.1:6379,[::1]:6379", .secret = secret, .n_secret = 16};
     fkv_prefix_store store;
-    ck_ok(fkv_prefix_redis_open(&remote, &store)); /* allowed with a secret; does not wait for the servers */
+    ck_ok(fkv_prefix_redis_open(&remote, &store)); /* allowed with a secret; the call does not wait for servers */
     store.close(store.self);
 }
 END_TEST

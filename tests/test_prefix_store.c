@@ -348,7 +348,7 @@ START_TEST(page_of_another_model_codec_tenant_or_position_is_rejected) {
     other.tokens[5] ^= 1; /* the caller passes tokens that do not match the key */
     ck_status(unpack(&w, &other, 0), FKV_FILE_FOREIGN);
     other = one;
-    memcpy(other.bytes[0], one.bytes[1], one.n_bytes[1]); /* a page stored under the key of another page, as in a renamed file */
+    memcpy(other.bytes[0], one.bytes[1], one.n_bytes[1]); /* stores a page under the key of another page, like a renamed file */
     ck_status(unpack(&w, &other, 0), FKV_FILE_FOREIGN);
     ck_status(unpack(&w, &one, 1), FKV_GONE);
     ck_ok(unpack(&w, &one, 0));

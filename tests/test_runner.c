@@ -373,7 +373,7 @@ END_TEST
 
 /* ---- generated texts ---- */
 
-/* Greedy output of llama2.c for the same weights, 256 steps from the BOS token. */
+/* The expected text is the greedy output of llama2.c with the weights of this model, for 256 steps from the BOS token. */
 START_TEST(stories_match_the_output_of_llama2c) {
     enum { STEPS = 256 };
     char expected[2048] = "";
@@ -406,7 +406,7 @@ START_TEST(stories_match_the_output_of_llama2c) {
         memcpy(got + n_got, text, n);
         n_got += n;
     }
-    const char *story = got[0] == ' ' ? got + 1 : got; /* the first token of a text includes a space */
+    const char *story = got[0] == ' ' ? got + 1 : got; /* skips the space with which the first token begins */
     ck_assert_str_eq(story, expected);
     fkv_sampler_close(sampler);
     fkv_runner_close(runner);

@@ -20,7 +20,7 @@ static void apply_runs(uint32_t *table, uint32_t n, const fkv_table_run *runs, u
     }
 }
 
-/* Fills the table of a decode step after `start` tokens and returns its number of words. */
+/* Fills the table of a decode step after `start` tokens. Returns the number of words in the table. */
 static uint32_t decode_table(uint32_t start, bool sealed, uint32_t *words) {
     static uint32_t pages[N_PAGES];
     static uint32_t open[N_PAGES];
