@@ -383,7 +383,7 @@ COMPARISONS = (
      "`python/tests/soak_server.py` sends requests of mixed lengths to `python -m flatkv server` without pause. One request in ten has a prompt that does not fit in the page pool. Answers are compared with those of mlx-lm's own server. "
      "The model is a small Llama with random weights on the CPU, and pages are 16-bit. The last two columns compare the minimum and the maximum of the resident memory in the second half of each load level with those in the first half. "
      "The minimum is the memory between forward passes. The maximum includes temporary arrays, whose size depends on the requests that are computed together. "
-     "The levels with 10 and 64 clients ran one after the other on one server. The level with 200 clients ran on a new server without warm-up, so its minimum includes the start of the server. Other programs used the machine at the same time."),
+     "The runs with 10 and 64 clients followed each other on one server. The run with 200 clients used a new server without warm-up, so its minimum includes the start of the server. Other programs used the machine at the same time."),
     ("Model types of mlx-lm", "python_census",
      "`python/tests/census.py` builds a small model of every model type with random float32 weights and compares its logits with those of mlx-lm's own caches. For a rejected type, flatkv issues a warning, and mlx-lm uses its own cache."),
     ("Tokens computed per turn with hybrid models in mlx-lm", "python_turns",

@@ -1,10 +1,11 @@
 /* See stress_reference.h.
  *
  * Tolerance: kernels sum in float and the reference in double, so outputs must agree within 1e-3 relative L2 before rounding to
- * the row type. This bound alone applies to Gaussian rows with usual scales. Other inputs may exceed float precision: scores of
- * size A = sum |q * k| are accurate to A * 2^-24 at best, kernels with integer dot products round each query to multiples of
- * about 2^-24 times its largest value, and sums of values can cancel. For these inputs, and only if 1e-3 is exceeded, a bound on
- * the rounding errors is added (slack_of). A lost row, a wrong mask or a wrong scale exceeds that bound by far.
+ * the row type. For Gaussian rows of typical scale, this is the only tolerance. Other inputs need more precision than float has:
+ * scores of size A = sum |q * k| are accurate to A * 2^-24 at best, kernels with integer dot products round each query to
+ * multiples of about 2^-24 times its largest value, and sums of values can cancel. For these inputs, and only if 1e-3 is
+ * exceeded, a bound on the rounding errors is added (slack_of). A lost row, a wrong mask or a wrong scale exceeds that bound by
+ * far.
  */
 #include "stress_reference.h"
 

@@ -332,7 +332,7 @@ START_TEST(inconsistent_vocabularies_are_rejected) {
     shared = two;
     key_array(&shared, "tokenizer.ggml.token_type", I32, 2);
     put_u64(&shared, 7ull << 32);
-    ck_rejected(&shared, FKV_FILE_DAMAGED, "token 1 has the invalid type 7");
+    ck_rejected(&shared, FKV_FILE_DAMAGED, "token 1 has invalid type 7");
 }
 END_TEST
 
@@ -347,7 +347,7 @@ static void one_tensor(const char *name, uint32_t type, uint64_t n_cols, uint64_
 
 START_TEST(tensor_of_an_unsupported_type_is_named) {
     one_tensor("blk.0.ffn_up.weight", GGML_I8, 256, 1, 0);
-    ck_rejected(&shared, FKV_UNSUPPORTED, "blk.0.ffn_up.weight has the unsupported type I8 (24)");
+    ck_rejected(&shared, FKV_UNSUPPORTED, "blk.0.ffn_up.weight has unsupported type I8 (24)");
     one_tensor("x", 4711, 256, 1, 0);
     ck_rejected(&shared, FKV_UNSUPPORTED, "unknown (4711)");
 }

@@ -72,7 +72,7 @@ static void state_after(const state_seq *s, uint32_t n, uint32_t layer, float *o
     }
 }
 
-/* Checks the state that the step reads in both caches, and writes the next one. */
+/* In both caches, checks the state that the step reads and writes the next state. */
 static void run_state_layer(fkv_step *on_host, fkv_step *on_mlx, uint32_t layer, state_seq *const *seqs, const uint32_t *n,
                             uint32_t n_rows) {
     static float expected[MAX_VALUES];

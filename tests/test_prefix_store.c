@@ -237,7 +237,7 @@ START_TEST(misplaced_open_pages_are_rejected) {
     other = one;
     memcpy(other.open[1], one.open[2], one.n_open[2]); /* replaces an open page with the open form of another page */
     ck_status(unpack_open(&w, &other, 1), FKV_FILE_FOREIGN);
-    /* unpacks a page as an open page, and an open page as a page */
+    /* tries to unpack a sealed page as an open page, and an open page as a sealed page */
     ck_status(fkv_prefix_unpack_open(w.cache, TENANT, one.tokens, 2, &one.keys[1], one.bytes[1], one.n_bytes[1]),
               FKV_FILE_FOREIGN);
     ck_status(fkv_prefix_unpack(w.cache, TENANT, one.tokens, 2, &one.open_keys[1], one.open[1], one.n_open[1]), FKV_FILE_FOREIGN);

@@ -128,7 +128,7 @@ START_TEST(inconsistent_parts_are_rejected_by_name) {
     ck_rejected(GPTQ, FP8_PARTS, FKV_UNSUPPORTED, "blk.0.ffn_up.weight has type F8_E4M3, but config.json has no");
     ck_rejected(FP8, no_grid, FKV_FILE_DAMAGED, "blk.0.ffn_up.weight is quantized, but its scales are missing");
     ck_rejected(FP8, short_grid, FKV_FILE_DAMAGED, "blk.0.ffn_up.weight_scale_inv is 1 x 3");
-    ck_rejected(FP8, e5m2, FKV_UNSUPPORTED, "has the unsupported type F8_E5M2");
+    ck_rejected(FP8, e5m2, FKV_UNSUPPORTED, "has unsupported type F8_E5M2");
 }
 END_TEST
 

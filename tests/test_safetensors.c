@@ -537,7 +537,7 @@ START_TEST(tensor_that_does_not_fit_its_file_is_rejected) {
     ck_file_rejected(ONE("F32", "2", "[0, 8]"), 8, FKV_FILE_FORMAT, "shape");
     ck_file_rejected(ONE("F32", "[2]", "[8]"), 8, FKV_FILE_DAMAGED, "offsets 8 to 0");
     ck_file_rejected(ONE("F32", "[2]", "[0, 8, 8]"), 8, FKV_FILE_FORMAT, "data_offsets");
-    ck_file_rejected(ONE("I8", "[8]", "[0, 8]"), 8, FKV_UNSUPPORTED, "x has the unsupported type I8");
+    ck_file_rejected(ONE("I8", "[8]", "[0, 8]"), 8, FKV_UNSUPPORTED, "x has unsupported type I8");
     ck_file_rejected("{\"x\": {\"shape\": [2], \"data_offsets\": [0, 8]}}", 8, FKV_FILE_FORMAT, "no dtype");
     ck_file_rejected("{\"x\": 1}", 8, FKV_FILE_FORMAT, "x is not a JSON object");
     ck_file_rejected("{\"x\": {}, \"x\": {}}", 8, FKV_FILE_FORMAT, "duplicate");

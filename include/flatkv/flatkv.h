@@ -70,8 +70,7 @@ typedef enum fkv_status {
     FKV_BAD_ARGUMENT = -1, /* null pointer, value out of range, or tokens that do not match the sequence */
     FKV_BAD_CONFIG = -2,   /* invalid shape, codec or size */
     FKV_BAD_SEQ = -3,      /* the sequence is closed, or the handle does not belong to this cache */
-    FKV_BAD_STATE = -4,    /* call not allowed now: a step is open, no step is open, a layer has not been written, or a layer was
-                              written twice */
+    FKV_BAD_STATE = -4, /* call not allowed in the current state, for example while a step is open or before a layer is written */
 
     /* capacity errors: the request was not admitted */
     FKV_POOL_FULL = -20, /* too few unreserved pages for a sequence of max_tokens tokens */

@@ -1,4 +1,4 @@
-/* Portable wrappers for syncing files, read-ahead and file times. On Apple systems, fsync() writes data only to the drive's
+/* Portable wrappers for file syncing, read-ahead and file timestamps. On Apple systems, fsync() writes data only to the drive's
  * cache, so F_FULLFSYNC is used instead if the file system supports it.
  */
 #ifndef FKV_FILE_SYNC_H

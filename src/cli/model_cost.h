@@ -16,7 +16,8 @@ typedef struct model_cost {
     char reason[512]; /* error message if the model cannot be loaded */
 } model_cost;
 
-/* Plans the model at `path`: a .gguf file, a safetensors folder or a config.json. Its weights are not read. */
+/* Computes the memory plan of the model at `path`: a .gguf file, a safetensors folder or a config.json. Does not read the
+ * weights. */
 model_cost model_cost_of(const char *path);
 
 #endif

@@ -32,7 +32,8 @@ typedef struct fkv_answer {
 } fkv_answer;
 
 typedef struct fkv_job {
-    fkv_request r;             /* copy of the request, whose pointers refer to this memory block; n and max_new are never 0 */
+    fkv_request r; /* deep copy of the request: its arrays are in the same allocation as this struct; defaults have replaced n and
+                      max_new of 0 */
     struct fkv_job *next;      /* next job in the queue */
     struct fkv_job *next_live; /* next job in the list of all jobs, protected by the engine's lock */
     uint64_t id;

@@ -23,7 +23,7 @@ bool utf8_is_control(const char *bytes, int length);
  * bidirectional embedding, override or isolate, or a line or paragraph separator. */
 bool utf8_is_unsafe(const char *bytes, int length);
 
-/* Prints untrusted text. Unsafe characters and invalid UTF-8 are printed as \xNN for each byte. */
+/* Prints untrusted text. Each byte of an unsafe character or of invalid UTF-8 is printed as \xNN. */
 void utf8_print_escaped(FILE *file, const char *text);
 
 #endif

@@ -80,11 +80,10 @@ static fkv_status open_model(const char *path, fkv_model *m) {
         return open_vocabulary(m); /* the file has only a vocabulary: no runner can be opened, so hyperparameters need no check */
     m->architecture = fkv_architecture_find(h->architecture);
     const char *why = fkv_architecture_refusal(h->architecture);
-    FKV_REQUIRE(m->architecture != NULL || why == NULL, FKV_UNSUPPORTED, "%s has the unsupported architecture %s: %s", path,
+    FKV_REQUIRE(m->architecture != NULL || why == NULL, FKV_UNSUPPORTED, "%s has unsupported architecture %s: %s", path,
                 h->architecture, why);
-    FKV_REQUIRE(m->architecture != NULL, FKV_UNSUPPORTED,
-                "%s has the unsupported architecture %s; supported architectures are %s", path, h->architecture,
-                fkv_architecture_names());
+    FKV_REQUIRE(m->architecture != NULL, FKV_UNSUPPORTED, "%s has unsupported architecture %s; supported architectures are %s",
+                path, h->architecture, fkv_architecture_names());
     FKV_TRY(fkv_hparams_check(h));
     m->embedding_scale = h->features.embedding_sqrt_dim ? sqrtf((float)h->dim) : 1.0f;
     if (h->embedding_scale != 0.0f) m->embedding_scale = h->embedding_scale;

@@ -36,8 +36,8 @@ fkv_status fkv_pager_drop_state(fkv_pager *pager, uint64_t tenant, const uint32_
     return FKV_OK;
 }
 
-/* Returns whether pages of the group are inserted together with their node. Snapshots and, except for sink pages, pages of a
- * group with spare pages are inserted later (fkv_pager_part_begin()). */
+/* Returns whether pages of the group are inserted together with their node. Two kinds are inserted later
+ * (fkv_pager_part_begin()): snapshots, and pages other than sink pages of a group with spare pages. */
 static bool is_node_page(const fkv_pager *pager, uint32_t logical, uint32_t group) {
     const fkv_group *g = &pager->groups[group];
     return group < pager->spec.n_groups && !g->is_state && (g->n_spare == 0 || logical < g->n_fixed);

@@ -284,8 +284,8 @@ static bool eviction_saves_copy(const fkv_pager *pager, uint32_t page) {
     return node != FKV_NO_NODE && pager->tree.nodes[node].busy == 1 && pool->tails[page] == pool->refs[page] - 1;
 }
 
-/* Returns whether the pool invariant holds in the full group. If the invariant is violated by one page and dropping the tree's
- * reference to `page` saves a copy, drops this reference and returns true. page: the partially filled last page of a sequence, or
+/* Returns whether the pool invariant holds in the full group. If the pool is one page short and dropping the tree's reference to
+ * `page` would avoid a copy, drops this reference and returns true. page: the partially filled last page of a sequence, or
  * FKV_NO_PAGE. */
 static bool full_group_fits(fkv_pager *pager, uint32_t page) {
     uint64_t promised = fkv_group_promised(pager, pager->full);

@@ -385,7 +385,7 @@ void connections_stop_listening(connections *c) {
     (void)event_del(c->resume);
 }
 
-/* Returns the entry of the request's connection, or NULL if the connection is closed. */
+/* Returns the entry for the request's connection, or NULL if the connection is closed. */
 static entry *find_connection(connections *c, struct evhttp_request *req) {
     struct evhttp_connection *connection = evhttp_request_get_connection(req);
     const struct bufferevent *io = connection != NULL ? evhttp_connection_get_bufferevent(connection) : NULL;

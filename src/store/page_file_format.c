@@ -109,7 +109,7 @@ static uint32_t find_or_add_file_group(fkv_file_plan *plan, const fkv_file_layer
 /* Adds the group that holds the open pages of sealed layers: page 0 and the pages of the next token's span. */
 static fkv_status add_open_file_group(fkv_file_plan *plan, uint64_t page_bytes, const char *path) {
     FKV_REQUIRE(plan->n_groups < FKV_MAX_GROUPS, FKV_FILE_DAMAGED,
-                "%s: damaged page file: %u layer groups and the group of open pages exceed the limit of %d groups", path,
+                "%s: damaged page file: %u layer groups plus one group of open pages exceed the limit of %d groups", path,
                 plan->n_groups, FKV_MAX_GROUPS);
     plan->groups[plan->n_groups++] = (fkv_file_group){.window = 1, .n_sinks = 1, .span = FKV_OPEN_SPAN, .page_bytes = page_bytes};
     return FKV_OK;

@@ -41,7 +41,7 @@ static fkv_status check_tokens(const fkv_weights *weights, uint32_t n_scores, ui
         FKV_REQUIRE(weights->scores[i] == weights->scores[i], FKV_FILE_DAMAGED, "%s: the score of token %u is NaN", path, i);
     for (uint32_t i = 0; i < n_types; i++)
         FKV_REQUIRE(weights->types[i] >= 0 && weights->types[i] <= 6, FKV_FILE_DAMAGED,
-                    "%s: token %u has the invalid type %d, expected 0 to 6", path, i, (int)weights->types[i]);
+                    "%s: token %u has invalid type %d (expected 0 to 6)", path, i, (int)weights->types[i]);
     return FKV_OK;
 }
 
@@ -114,7 +114,7 @@ static fkv_status ggml_tensor_type(uint32_t number, fkv_bytes name, const char *
     }
     return fkv_fail(
         FKV_UNSUPPORTED,
-        "%s: tensor %s has the unsupported type %s (%u); supported types are F32, F16, BF16, Q2_K to Q8_0, IQ1 to IQ4, TQ, MXFP4 and NVFP4",
+        "%s: tensor %s has unsupported type %s (%u); supported types are F32, F16, BF16, Q2_K to Q8_0, IQ1 to IQ4, TQ, MXFP4 and NVFP4",
         path, fkv_show(name).text, wanted, number);
 }
 

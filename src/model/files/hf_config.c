@@ -552,7 +552,7 @@ static fkv_status read_layer_types(const config_reader *r, const json_t *types) 
         bool is_recurrent =
             type != NULL && recurrent != NULL && (strcmp(type, recurrent) == 0 || strcmp(type, "linear_attention") == 0);
         FKV_REQUIRE(is_full || is_windowed || is_recurrent, FKV_UNSUPPORTED,
-                    "%s: layer_types: layer %u has the unsupported type '%s': expected full_attention or %s", r->path, i,
+                    "%s: layer_types: layer %u has unsupported type '%s': expected full_attention or %s", r->path, i,
                     fkv_show_text(type == NULL ? "" : type).text, recurrent != NULL ? recurrent : "sliding_attention");
         FKV_REQUIRE(!is_windowed || h->window != 0, FKV_FILE_FORMAT,
                     "%s: layer_types: layer %u has sliding attention, but sliding_window is not set", r->path, i);
@@ -669,7 +669,7 @@ static fkv_status read_mlp_types(const config_reader *r) {
     for (uint32_t i = 0; i < r->h->n_layers; i++) {
         const char *type = json_string_value(json_array_get(types, i));
         FKV_REQUIRE(type != NULL && (strcmp(type, "dense") == 0 || strcmp(type, "sparse") == 0), FKV_UNSUPPORTED,
-                    "%s: mlp_layer_types: layer %u has the unsupported type '%s': expected dense or sparse", r->path, i,
+                    "%s: mlp_layer_types: layer %u has unsupported type '%s': expected dense or sparse", r->path, i,
                     fkv_show_text(type == NULL ? "" : type).text);
         set_dense_layer(r->h, i, strcmp(type, "dense") == 0);
     }

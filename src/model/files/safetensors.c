@@ -33,7 +33,7 @@ static fkv_status safetensors_type(const json_t *about, const char *name, const 
     }
     return fkv_fail(
         FKV_UNSUPPORTED,
-        "%s: tensor %s has the unsupported type %s: expected F32, F16, BF16, or a part of a quantized weight (U8, U32, I32, "
+        "%s: tensor %s has unsupported type %s: expected F32, F16, BF16, or a part of a quantized weight (U8, U32, I32, "
         "F8_E4M3)",
         path, fkv_show_text(name).text, fkv_show_text(dtype).text);
 }

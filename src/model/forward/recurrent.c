@@ -51,7 +51,7 @@ static uint32_t input_width(const fkv_hparams *h) {
     return h->features.recurrence == FKV_SHORT_CONV ? 3 * n : n;
 }
 
-/* Returns the number of decays per token. */
+/* Returns the number of decay factors per token. */
 static uint32_t n_decays(const fkv_hparams *h) {
     const fkv_recurrence *s = &h->recurrence;
     return h->features.recurrence == FKV_KDA ? s->n_v_heads * s->k_dim : s->n_v_heads;

@@ -204,7 +204,7 @@ static fkv_status texts_open(fkv_tokenizer *tokenizer) {
     tokenizer->texts = malloc((size_t)n_bytes + 1);
     tokenizer->text_at = malloc((tokenizer->n_tokens + (size_t)1) * sizeof *tokenizer->text_at);
     FKV_REQUIRE(tokenizer->texts != NULL && tokenizer->text_at != NULL, FKV_NO_MEMORY,
-                "out of memory allocating the texts of %u tokens", tokenizer->n_tokens);
+                "out of memory allocating the strings of %u tokens", tokenizer->n_tokens);
     uint32_t at = 0;
     for (uint32_t i = 0; i < tokenizer->n_tokens; i++) {
         tokenizer->text_at[i] = at;
