@@ -419,7 +419,7 @@ static mlx_array as_sealed(mlx_bench *b, mlx_array open, fkv_codec_config config
     return fkv_mlx_transpose(g, x, FKV_MLX_SHAPE(1, 2, 0, 3));
 }
 
-/* Returns the values that pages store for these rows, in float32: quantized by MLX, with scales and biases rounded to float16.
+/* Quantizes the rows with MLX, rounds scales and biases to float16 as pages do, and returns the dequantized rows in float32.
  * Runs on MLX's CPU backend, whose codes are identical to flatkv's; codes of MLX's CUDA backend occasionally differ by one. */
 static mlx_array as_stored(mlx_bench *b, mlx_array rows, fkv_codec_config codec) {
     fkv_mlx_graph *g = &b->g;

@@ -342,8 +342,8 @@ static void spoil_file(const attn_fixture *w, uint32_t r, uint8_t *file) {
     memcpy(file, &header, sizeof header);
 }
 
-/* Overwrites rows with NaN in the fixture's pages and in the cache. To change the cache, saves each sequence, changes the file
- * and loads it. */
+/* Writes NaN to some rows, both in the fixture's pages and in the cache. The cache is changed through files: each sequence is
+ * saved, changed and loaded again. */
 static void spoil(fkv_cache *cache, const attn_fixture *w, fkv_seq *seqs) {
     for (uint32_t r = 0; r < w->c.n_rows; r++) {
         for (uint32_t page = 0; page < w->rows[r].view.n_fixed; page++)

@@ -120,7 +120,8 @@ START_TEST(inconsistent_parts_are_rejected_by_name) {
     static const part e5m2[] = {{".weight", "F8_E5M2", 16, 64}, {0}};
     ck_rejected(GPTQ, no_zeros, FKV_FILE_DAMAGED, "blk.0.ffn_up.qweight is quantized, but its qzeros (I32) are missing");
     ck_rejected(GPTQ, no_scales, FKV_FILE_DAMAGED, "blk.0.ffn_up.qweight is quantized, but its scales are missing");
-    ck_rejected(GPTQ, short_zeros, FKV_FILE_DAMAGED, "blk.0.ffn_up.qzeros is 1 x 2, but blk.0.ffn_up.qweight requires 2 x 2");
+    ck_rejected(GPTQ, short_zeros, FKV_FILE_DAMAGED,
+                "blk.0.ffn_up.qzeros is 1 x 2, but tensor blk.0.ffn_up.qweight requires 2 x 2");
     ck_rejected(GPTQ, odd_columns, FKV_UNSUPPORTED, "contains 16 x 40 codes of 4 bits");
     ck_rejected(GPTQ, codes_of_scales, FKV_UNSUPPORTED, "blk.0.ffn_up.scales has type U8");
     ck_rejected(GPTQ, alone, FKV_UNSUPPORTED, "blk.0.ffn_up.qzeros has type I32 but does not belong to a quantized weight");

@@ -318,7 +318,7 @@ static const rejected_change REJECTED_CHANGES[] = {
     {"\"merges\":[", "\"merges\":[[\"a\",\"b\",\"c\"],", "model.merges: an entry must be a list of two strings"},
     {"\"merges\":[", "\"merges\":[7,", "expected a string"},
     {"\"merges\":[", "\"merges\":{},\"x\":[", "expected an array"},
-    {"\"model\":{", "\"model\":null,\"y\":{", "model is missing"},
+    {"\"model\":{", "\"model\":null,\"y\":{", "\"model\" is missing"},
     {"\"model\":{", "\"model\":{\"vocab\":{},", "duplicate member vocab"},
 };
 

@@ -111,7 +111,7 @@ typedef struct cached_name {
     char best[HUB_REPO]; /* first model in alphabetical order that the word may mean; "" if there is none */
 } cached_name;
 
-/* Returns true if the Hugging Face cache contains a complete model of the repository. */
+/* Returns true if the Hugging Face cache contains all files of the repository's model. */
 static bool is_cached(const char *repo) {
     hub_name name;
     model_files found;

@@ -88,8 +88,8 @@ static fkv_status read_falcon(const json_t *root, const char *path, fkv_hparams 
     h->down_scale = ffn[1];
     h->value_scale = attention_in * attention_out;
     h->query_scale = h->head_dim > 0 ? attention_in * attention_in * key / sqrtf((float)h->head_dim) : 0;
-    /* in folders converted by MLX, the query and key weights already include the input factor; only the key factor and the input
-     * factor of the values still apply */
+    /* in models converted by MLX, the query and key weights are already multiplied by the input factor; queries still need the
+     * key factor, and values the input factor */
     h->mlx_scales = (fkv_mlx_scales){.query_scale = h->head_dim > 0 ? key / sqrtf((float)h->head_dim) : 0,
                                      .value_scale = attention_in,
                                      .logit_scale = h->logit_scale};

@@ -1,4 +1,4 @@
-/* Converts tool-call arguments that are keys with plain-text values. The arguments are forwarded as one JSON object.
+/* Converts tool-call arguments from pairs of a key and a plain-text value to one JSON object.
  *
  * If the tool schema declares a parameter as a string, its value is forwarded as it arrives. Any other value is held back until
  * it is complete. If it is valid JSON, it is forwarded unchanged. If it is not valid JSON or exceeds the buffer, it becomes a
