@@ -71,7 +71,7 @@ static mlx_array keep_expert_groups(const fkv_array_pass *p, mlx_array scores) {
     return fkv_mlx_reshape(p->g, fkv_mlx_where(p->g, is_out, lowest, split), FKV_MLX_SHAPE(n, (int)h->n_experts));
 }
 
-/* Computes a softmax over the scores whose logits are close to the largest logit, and returns the probability of the largest
+/* Computes a softmax over the scores whose logits are close to the largest score, and returns the probability of the largest
  * score: [T, 1]. scores: [T, E], where experts may be masked; logits: [T, E], without masking. */
 static mlx_array similar_share(const fkv_array_pass *p, mlx_array scores, mlx_array logits) {
     mlx_array largest = fkv_mlx_max_last(p->g, scores);
