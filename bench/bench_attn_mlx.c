@@ -87,7 +87,7 @@ typedef struct mlx_bench {
     const char *only; /* if not NULL, only the cases whose names contain this text are run */
     bool peers;
     bool bf16_only;           /* true: of the two MLX implementations, only bf16 attention is measured */
-    int lengths[MAX_LENGTHS]; /* if n_lengths > 0, each case is run with these numbers of cached tokens instead of its own */
+    int lengths[MAX_LENGTHS]; /* if n_lengths > 0, these numbers of cached tokens replace those of the cases */
     int n_lengths;
     uint32_t divide; /* factor by which the number of cached tokens is divided; above 1 for --quick */
     bool json;

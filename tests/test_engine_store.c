@@ -1,6 +1,8 @@
 /* Tests of the engine with a prefix store: prefixes from the store do not change the answer, damaged pages are recomputed, and a
  * slow store is not used.
  */
+#include "../src/codec/block.h"
+#include "../src/engine/prefix_parts.h"
 #include "engine_fixture.h"
 #include "model_fixture.h"
 #include "sanitized.h"
@@ -12,6 +14,9 @@
 #include <string.h>
 #include <time.h>
 #include <unistd.h>
+
+/* The engine includes only public headers, so it defines the size of a span itself. */
+_Static_assert((int)FKV_SPAN_PAGES == (int)FKV_OPEN_SPAN, "the engine and the codec use different spans");
 
 static const char *store_path(void) {
     static char path[200];
@@ -218,6 +223,21 @@ static void inner_figures(void *self, fkv_prefix_store_stats *figures) {
     inner->stats(inner->self, figures);
 }
 
+static fkv_status inner_read(void *self, const fkv_page_key *key, uint8_t *packed, uint64_t capacity, uint64_t *n_bytes) {
+    const fkv_prefix_store *inner = self;
+    return inner->read(inner->self, key, packed, capacity, n_bytes);
+}
+
+/* Returns a store whose functions call those of `inner`. Tests replace some of them. */
+static fkv_prefix_store wrapper_of(fkv_prefix_store *inner) {
+    return (fkv_prefix_store){.self = inner,
+                              .contains = inner_look,
+                              .read = inner_read,
+                              .write = inner_write,
+                              .touch = inner_used,
+                              .stats = inner_figures};
+}
+
 /* After a slow read, the engine knows that computing the pages is faster than reading them. On a busy machine, the predicted time
  * of computing can rise between two requests, so that the engine tries the store again. The test therefore sends several
  * requests. */
@@ -232,12 +252,8 @@ START_TEST(store_slower_than_computing_is_not_used) {
     model_book_tokens(78, prompt, ENGINE_PROMPT);
     (void)ask_folder(prompt, "a", &cold);
     ck_ok(fkv_prefix_folder_open(store_path(), 16 << 20, &inner));
-    const fkv_prefix_store slow = {.self = &inner,
-                                   .contains = inner_look,
-                                   .read = slow_read,
-                                   .write = inner_write,
-                                   .touch = inner_used,
-                                   .stats = inner_figures};
+    fkv_prefix_store slow = wrapper_of(&inner);
+    slow.read = slow_read;
     engine_fixture.store = &slow;
     fkv_engine *engine = engine_fixture_open(2);
     engine_fixture.store = NULL;
@@ -273,11 +289,6 @@ static bool counted_look(void *self, const fkv_page_key *key) {
     return inner_look(self, key);
 }
 
-static fkv_status inner_read(void *self, const fkv_page_key *key, uint8_t *packed, uint64_t capacity, uint64_t *n_bytes) {
-    const fkv_prefix_store *inner = self;
-    return inner->read(inner->self, key, packed, capacity, n_bytes);
-}
-
 START_TEST(store_is_not_queried_in_every_step_for_a_waiting_request) {
     enum { STEPS = 100 };
     static engine_events long_one;
@@ -290,12 +301,8 @@ START_TEST(store_is_not_queried_in_every_step_for_a_waiting_request) {
     model_book_tokens(79, prompt, ENGINE_PROMPT);
     (void)ask_folder(prompt, "a", &waits);
     ck_ok(fkv_prefix_folder_open(store_path(), 16 << 20, &inner));
-    const fkv_prefix_store counted = {.self = &inner,
-                                      .contains = counted_look,
-                                      .read = inner_read,
-                                      .write = inner_write,
-                                      .touch = inner_used,
-                                      .stats = inner_figures};
+    fkv_prefix_store counted = wrapper_of(&inner);
+    counted.contains = counted_look;
     engine_fixture.store = &counted;
     fkv_engine *engine = engine_fixture_open(2);
     engine_fixture.store = NULL;
@@ -361,13 +368,10 @@ START_TEST(pages_are_not_written_while_the_store_looks_them_up) {
     engine_fixture.n_prompt = ENGINE_PROMPT - 16;
     (void)ask_folder(prompt, "a", &cold);
     ck_ok(fkv_prefix_folder_open(store_path(), 16 << 20, &inner));
-    const fkv_prefix_store store = {.self = &inner,
-                                    .contains = late_look,
-                                    .pending = late_pending,
-                                    .read = inner_read,
-                                    .write = counted_write,
-                                    .touch = inner_used,
-                                    .stats = inner_figures};
+    fkv_prefix_store store = wrapper_of(&inner);
+    store.contains = late_look;
+    store.pending = late_pending;
+    store.write = counted_write;
     (void)ask_once(&store, prompt, "a", &warm);
     engine_fixture_check_same(&cold, &warm, 0, "with a store that answers late");
     ck_assert_uint_eq(warm.n_cached, 0);

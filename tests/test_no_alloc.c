@@ -19,7 +19,7 @@
 
 enum { PAGE = 16, MAX_TOKENS = 2048, MAX_SEQS = 6, STEP_TOKENS = 64, N_TOKENS = 400 };
 
-/* Tolerance for changes in resident memory, in bytes, because the C library may use memory of its own. */
+/* Tolerance for changes in resident memory, in bytes, because the C library may allocate memory for itself. */
 static const uint64_t SLACK_BYTES = 64 * 1024;
 
 static const float SINK_LOGITS[] = {0.5f, 2.0f};

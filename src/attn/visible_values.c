@@ -73,7 +73,7 @@ void fkv_attn_visible_values(const fkv_value_tile *t, fkv_fetch *next) {
         return;
     }
     const fkv_cpu_kernels *kernels = t->kernels;
-    kernels->leave(); /* ends the pass that the caller started for all rows; each query below is a pass of its own */
+    kernels->leave(); /* ends the pass that the caller started for all rows; each query below starts a new pass */
     for (uint32_t row = 0; row < t->n_rows; row += t->heads) {
         kernels->enter(t->k_codec, t->heads);
         if (has_scales(codec))
