@@ -97,8 +97,8 @@ static bool check(const options *o, const char *name, bool *first) {
         return false;
     }
     double chunked = golden_model_distance(&g, model, CHUNK, N_SINGLE);
-    /* The chunked run ends with single tokens. */
-    double single = o->chunked || TEST_SANITIZED ? chunked : golden_model_distance(&g, model, 1, g.n_tokens);
+    const bool in_chunks_only = o->chunked || TEST_SANITIZED; /* the chunked run ends with single tokens */
+    double single = in_chunks_only ? chunked : golden_model_distance(&g, model, 1, g.n_tokens);
     double least = least_change(&g);
     double embedding = golden_model_embedding_distance(&g, model, CHUNK);
     const double limit = o->on_gpu ? GPU_LIMIT : LIMIT;
@@ -108,8 +108,9 @@ static bool check(const options *o, const char *name, bool *first) {
         printf("%s{\"model\": \"%s\", \"architecture\": \"%s\", \"chunked\": %.2e, \"single\": %.2e}", *first ? "" : ",\n", name,
                fkv_model_about(model)->architecture, chunked, single);
     else
-        printf("%-24s %-10s chunks %.1e  token by token %.1e  smallest feature effect %.2g%s\n", name,
-               fkv_model_about(model)->architecture, chunked, single, least, good ? "" : "  FAILED");
+        printf("%-24s %-10s chunks %.1e", name, fkv_model_about(model)->architecture, chunked);
+    if (!o->json && !in_chunks_only) printf("  token by token %.1e", single);
+    if (!o->json) printf("  smallest feature effect %.2g%s\n", least, good ? "" : "  FAILED");
     *first = false;
     (void)fflush(stdout);
     fkv_model_close(model);
