@@ -332,7 +332,7 @@ START_TEST(stories_match_the_output_of_llama2c) {
         memcpy(got + n_got, text, n);
         n_got += n;
     }
-    ck_assert_str_eq(got[0] == ' ' ? got + 1 : got, expected); /* skips the space with which the first token begins */
+    ck_assert_str_eq(got[0] == ' ' ? got + 1 : got, expected); /* skips the leading space of the first token */
     fkv_runner_close(runner);
     fkv_model_close(model);
 }

@@ -470,8 +470,8 @@ START_TEST(match_needs_the_sinks_and_the_window) {
     fkv_pager *pager = pager_fixture_open(&window_spec);
     uint32_t tokens[96];
     text(1, tokens, 96);
-    /* The tokens are inserted after all of them were computed. The window group then holds only the sink page and the last two
-     * pages, so only a match of all 6 pages can be used. */
+    /* The tokens are inserted after all of them have been computed. By then, the window group holds only the sink page and the
+     * last two pages, so only a match of all 6 pages can be used. */
     keep_tokens(pager, 0, tokens, 96);
     ck_assert_uint_eq(stats_of(pager, 0).cached, 6);
     ck_assert_uint_eq(stats_of(pager, 1).cached, 3);

@@ -525,8 +525,8 @@ END_TEST
 START_TEST(tensor_that_does_not_fit_its_file_is_rejected) {
     ck_file_rejected(ONE("F32", "[2]", "[0, 8]"), 7, FKV_FILE_DAMAGED, "offsets 0 to 8, but the file has only 7 bytes");
     ck_file_rejected(ONE("F32", "[2]", "[8, 0]"), 8, FKV_FILE_DAMAGED, "offsets 8 to 0");
-    ck_file_rejected(ONE("F32", "[2]", "[0, 4]"), 8, FKV_FILE_DAMAGED, "has 4 bytes, but its type and shape require 8");
-    ck_file_rejected(ONE("F16", "[2]", "[0, 8]"), 8, FKV_FILE_DAMAGED, "has 8 bytes, but its type and shape require 4");
+    ck_file_rejected(ONE("F32", "[2]", "[0, 4]"), 8, FKV_FILE_DAMAGED, "is 4 bytes long, but its type and shape require 8");
+    ck_file_rejected(ONE("F16", "[2]", "[0, 8]"), 8, FKV_FILE_DAMAGED, "is 8 bytes long, but its type and shape require 4");
     ck_file_rejected(ONE("F32", "[9223372036854775807]", "[0, 8]"), 8, FKV_FILE_DAMAGED, "dimension of 9223372036854775807");
     ck_file_rejected(ONE("F32", "[65536, 65536, 2]", "[0, 8]"), 8, FKV_FILE_DAMAGED, "more than 2^32 - 1 rows");
     ck_file_rejected(ONE("F32", "[4294967295, 4294967295]", "[0, 8]"), 8, FKV_FILE_DAMAGED, "overflows 64 bits");

@@ -232,7 +232,7 @@ int model_path_of(const char *word, char path[MODEL_PATH]) {
     const model_name *name = model_name_find(word);
     if (name == NULL) {
         if (strlen(word) >= MODEL_PATH)
-            return kit_fail(EXIT_USAGE, "-m: the path has %zu bytes; at most %d are supported", strlen(word), MODEL_PATH - 1);
+            return kit_fail(EXIT_USAGE, "-m: the path is %zu bytes long; at most %d are supported", strlen(word), MODEL_PATH - 1);
         if (!is_readable(word)) return find_in_hub(word, path);
         snprintf(path, MODEL_PATH, "%s", word);
         return EXIT_GOOD;

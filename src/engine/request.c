@@ -19,7 +19,7 @@ fkv_status fkv_request_check(const fkv_request *r, uint32_t n_vocab) {
     for (uint32_t i = 0; i < r->n_stops; i++) {
         size_t n = r->stops[i] != NULL ? strlen(r->stops[i]) : 0;
         FKV_REQUIRE(n > 0 && n <= FKV_MAX_STOP_BYTES, FKV_BAD_ARGUMENT,
-                    "the stop string at index %u has %zu bytes: expected 1 to %d", i, n, FKV_MAX_STOP_BYTES);
+                    "the stop string at index %u is %zu bytes long: expected 1 to %d", i, n, FKV_MAX_STOP_BYTES);
     }
     FKV_REQUIRE(r->n_top <= FKV_MAX_LOGPROBS, FKV_BAD_ARGUMENT, "n_top is %u: at most %d log probabilities are allowed", r->n_top,
                 FKV_MAX_LOGPROBS);

@@ -65,7 +65,7 @@ int hub_request_fail(const hub_request *r, const char *repo, const char *what);
 /* Returns the delay before the next attempt after n > 0 failures: 0.5 s, doubled after each failure, up to 15 s. */
 double hub_backoff(uint32_t n_failures);
 
-/* Returns the address of a file on the hub, to be freed by the caller. */
+/* Returns the URL of a file on the hub. The caller frees it. */
 char *hub_file_url(const hub_session *session, const hub_listing *listing, const hub_file *file);
 
 enum { HUB_MAX_REDIRECTS = 8, HUB_LONGEST_WAIT = 300 };

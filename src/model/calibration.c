@@ -62,7 +62,7 @@ static void set_calibration_pointers(fkv_calibration *c) {
 
 static fkv_status check_calibration_header(const file_header *h, size_t n_bytes, const char *path) {
     FKV_REQUIRE(h->file_bytes == n_bytes, FKV_FILE_DAMAGED,
-                "%s: damaged calibration file: file_bytes is %llu but the file has %zu bytes", path,
+                "%s: damaged calibration file: file_bytes is %llu but the file is %zu bytes long", path,
                 (unsigned long long)h->file_bytes, n_bytes);
     FKV_REQUIRE(h->header_bytes == sizeof *h && h->layer_bytes == sizeof(fkv_calibration_layer), FKV_FILE_DAMAGED,
                 "%s: damaged calibration file: header_bytes is %u and layer_bytes is %u, expected %zu and %zu", path,
@@ -127,7 +127,7 @@ static fkv_status parse_calibration(fkv_calibration *c, const char *path) {
     FKV_REQUIRE(c->n_bytes >= sizeof h.magic && memcmp(c->file, MAGIC, sizeof h.magic) == 0, FKV_FILE_FORMAT,
                 "%s: not a calibration file: the first 8 bytes are not the expected signature", path);
     FKV_REQUIRE(c->n_bytes >= sizeof h, FKV_FILE_DAMAGED,
-                "%s: damaged calibration file: the file has %zu bytes, less than its %zu-byte header", path, c->n_bytes,
+                "%s: damaged calibration file: the file is %zu bytes long, less than its %zu-byte header", path, c->n_bytes,
                 sizeof h);
     memcpy(&h, c->file, sizeof h);
     FKV_REQUIRE(h.version == VERSION, FKV_FILE_VERSION,
@@ -172,7 +172,7 @@ static fkv_status read_fd(int fd, const char *path, fkv_calibration *calibration
     if (fstat(fd, &about) != 0) return os_failed("cannot read calibration file", path);
     FKV_REQUIRE(S_ISREG(about.st_mode), FKV_FILE_FORMAT, "%s: not a calibration file, because it is not a regular file", path);
     FKV_REQUIRE(about.st_size <= MAX_BYTES, FKV_FILE_FORMAT,
-                "%s: not a calibration file: it has %lld bytes, which is more than the maximum size", path,
+                "%s: not a calibration file: it is %lld bytes long, which is more than the maximum size", path,
                 (long long)about.st_size);
     size_t n = (size_t)about.st_size;
     uint8_t *bytes = malloc(n + 1);
@@ -299,7 +299,7 @@ fkv_status fkv_calibration_default_path(const char *model_path, char *path, size
     bool folder = stat(model_path, &about) == 0 && S_ISDIR(about.st_mode);
     int length = snprintf(path, capacity, "%s%s", model_path, folder ? "/calibration.fkc" : ".fkc");
     FKV_REQUIRE(length > 0 && (size_t)length < capacity, FKV_BAD_ARGUMENT,
-                "the calibration path has %d bytes; the buffer holds at most %zu", length, capacity - 1);
+                "the calibration path is %d bytes long; the buffer holds at most %zu", length, capacity - 1);
     return FKV_OK;
 }
 

@@ -82,7 +82,7 @@ static fkv_status check_recurrence(const fkv_hparams *h) {
                 "the %u layers of the model need %u cache layers for keys, values and recurrent states; at most %d are supported",
                 h->n_layers, fkv_architecture_n_cache_layers(h), FKV_MAX_LAYERS);
     FKV_REQUIRE(fkv_architecture_state_bytes(h) <= FKV_MAX_STATE_BYTES, FKV_UNSUPPORTED,
-                "the state of a recurrent layer has %llu bytes; at most %d are supported",
+                "the state of a recurrent layer takes %llu bytes; at most %d are supported",
                 (unsigned long long)fkv_architecture_state_bytes(h), FKV_MAX_STATE_BYTES);
     return FKV_OK;
 }
@@ -101,8 +101,8 @@ static fkv_status check_shape(const fkv_hparams *h) {
                 "%u of %u layers share pages, but at least one layer must store keys and values", h->n_shared_kv_layers,
                 h->n_layers);
     FKV_REQUIRE(h->input_dim <= MAX_DIM / h->n_layers, FKV_UNSUPPORTED,
-                "per-layer inputs of dimension %u for %u layers exceed the limit of %d in total", h->input_dim, h->n_layers,
-                MAX_DIM);
+                "the per-layer inputs have %u values for each of %u layers; at most %d in total are supported", h->input_dim,
+                h->n_layers, MAX_DIM);
     FKV_TRY(check_latent(h));
     for (uint32_t i = 0; i < h->n_layers; i++) FKV_TRY(check_layer_shape(h, i));
     return check_recurrence(h);

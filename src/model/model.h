@@ -46,7 +46,7 @@ typedef struct fkv_layer_tensors {
     const fkv_tensor *alpha, *beta;    /* [n_v_heads, dim] projections to the decay and write strength of a delta net; in KDA,
                                           alpha is [n_v_heads * k_dim, k_dim] */
     const fkv_tensor *beta_alpha;      /* beta and alpha in one tensor, grouped by key head: rows for beta, then rows for alpha */
-    const fkv_tensor *conv;            /* [C, n_taps]; in KDA only the channels of the queries, [n_v_heads * k_dim, n_taps] */
+    const fkv_tensor *conv;            /* [C, n_taps]; in KDA, of the query channels only: [n_v_heads * k_dim, n_taps] */
     const fkv_tensor *conv_k, *conv_v; /* KDA: convolutions of the keys and the values, or NULL */
     const fkv_tensor *conv_bias;       /* [C] */
     const fkv_tensor *decay_log;       /* [n_v_heads] logarithms of the decay rates */

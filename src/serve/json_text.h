@@ -29,7 +29,7 @@ typedef struct json_text {
 /* Returns the state before the first byte. max_spaces: maximum number of spaces or line breaks before the object. */
 json_text json_text_begin(uint8_t max_spaces);
 
-/* Processes the next byte. Returns false if the text with this byte is not a prefix of an accepted object; the state is then
+/* Processes the next byte. Returns false if the text including this byte is not a prefix of an accepted object; the state is then
  * undefined. */
 bool json_text_add(json_text *t, unsigned char byte);
 

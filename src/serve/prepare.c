@@ -92,7 +92,7 @@ static bool tokenize_prompt(exchange *x, uint32_t index) {
     prompt_tokens *prompt = &x->jobs[index].prompt;
     fkv_status status = prompt_tokens_of(x->m->model, &x->api, index, x->m->max_prompt_bytes, prompt);
     if (status == FKV_POOL_FULL)
-        fail(x, 400, param, "the prompt has %zu bytes, but a request is limited to %u tokens, which have at most %zu bytes",
+        fail(x, 400, param, "the prompt is %zu bytes long, but a request is limited to %u tokens, which have at most %zu bytes",
              prompt->n_bytes, x->m->max_request_tokens, x->m->max_prompt_bytes);
     else if (status == FKV_UNSUPPORTED && x->api.suffix != NULL)
         fail(x, 400, "suffix", "suffix: the model has no fill-in-the-middle tokens, or the prompt is not a string");

@@ -72,8 +72,8 @@ static fkv_status part_open_folder(part_file *part) {
     part->name = slash == NULL ? part->path : slash + 1;
     if (slash != NULL) {
         size_t n = slash == part->path ? 1 : (size_t)(slash - part->path);
-        FKV_REQUIRE(n < sizeof folder, FKV_IO, "cannot save %.200s: the folder path has %zu bytes (maximum %d)", part->path, n,
-                    FOLDER_BYTES - 1);
+        FKV_REQUIRE(n < sizeof folder, FKV_IO, "cannot save %.200s: the folder path is %zu bytes long (maximum %d)", part->path,
+                    n, FOLDER_BYTES - 1);
         memcpy(folder, part->path, n);
         folder[n] = '\0';
     }

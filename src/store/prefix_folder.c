@@ -282,7 +282,7 @@ static fkv_status write_part(folder *f, const char *part, const uint8_t *packed,
         if (n >= 0)
             done += (uint64_t)n;
         else if (errno != EINTR)
-            status = fkv_file_os_failed("cannot write a stored page", part);
+            status = fkv_file_os_failed("cannot write a page to the store", part);
     }
     const struct timespec time = next_file_time(f);
     const struct timespec times[2] = {time, time};
@@ -300,7 +300,7 @@ static fkv_status folder_write(void *self, const fkv_page_key *key, const uint8_
     if (folder_contains(f, key)) return FKV_OK;
     format_file_name(key, PART_SUFFIX, part);
     format_file_name(key, PAGE_SUFFIX, name);
-    FKV_REQUIRE(evict_for(f, bytes), FKV_POOL_FULL, "page %s has %llu bytes, which do not fit in a prefix folder of %llu bytes",
+    FKV_REQUIRE(evict_for(f, bytes), FKV_POOL_FULL, "page %s takes %llu bytes, which do not fit in a prefix folder of %llu bytes",
                 name, (unsigned long long)n_bytes, (unsigned long long)f->max_bytes);
     fkv_status status = write_part(f, part, packed, n_bytes);
     if (status == FKV_OK && renameat(f->dir, part, f->dir, name) != 0)

@@ -122,7 +122,7 @@ fkv_status fkv_prefix_redis_open(const fkv_prefix_redis_config *config, fkv_pref
     FKV_REQUIRE(config != NULL && config->url != NULL && store != NULL, FKV_BAD_ARGUMENT,
                 "fkv_prefix_redis_open: config, url or store is NULL");
     FKV_REQUIRE(config->n_secret == 0 || (config->secret != NULL && config->n_secret >= MIN_SECRET_BYTES), FKV_BAD_ARGUMENT,
-                "the secret of a prefix store has %zu bytes (expected at least %d)", config->n_secret, MIN_SECRET_BYTES);
+                "the secret of a prefix store is %zu bytes long (expected at least %d)", config->n_secret, MIN_SECRET_BYTES);
     void *map = NULL;
     FKV_TRY(fkv_map_open(sizeof(fkv_redis_store), true, &map));
     fkv_redis_store *s = map;

@@ -20,8 +20,8 @@ static fkv_status receive_page(fkv_redis_store *s, fkv_redis_server *server, con
     if (n_value < FKV_REDIS_OVERHEAD || n_value - FKV_REDIS_OVERHEAD > capacity) {
         fkv_resp_close(c); /* closing the connection is cheaper than reading and discarding the value */
         count_refused(s);
-        return fkv_fail(FKV_GONE, "the value of a stored page has %llu bytes (expected %d to %llu)", (unsigned long long)n_value,
-                        FKV_REDIS_OVERHEAD, (unsigned long long)capacity + FKV_REDIS_OVERHEAD);
+        return fkv_fail(FKV_GONE, "the value of a stored page is %llu bytes long (expected %d to %llu)",
+                        (unsigned long long)n_value, FKV_REDIS_OVERHEAD, (unsigned long long)capacity + FKV_REDIS_OVERHEAD);
     }
     const uint64_t n_page = n_value - FKV_REDIS_OVERHEAD;
     const double start = fkv_seconds_now();

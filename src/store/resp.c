@@ -27,7 +27,7 @@ static bool is_loopback(const struct sockaddr *address) {
 static fkv_status resolve_unix(const char *path, fkv_resp_address *address) {
     struct sockaddr_un u = {.sun_family = AF_UNIX};
     FKV_REQUIRE(path[0] != 0 && strlen(path) < sizeof u.sun_path, FKV_BAD_ARGUMENT,
-                "the path of a Unix socket must have 1 to %zu bytes (got %s)", sizeof u.sun_path - 1, path);
+                "the path of a Unix socket must be 1 to %zu bytes long (got %s)", sizeof u.sun_path - 1, path);
     memcpy(u.sun_path, path, strlen(path) + 1);
     memcpy(&address->addresses[0], &u, sizeof u);
     address->n_bytes[0] = sizeof u;

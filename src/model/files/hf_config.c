@@ -483,7 +483,7 @@ static fkv_status check_partial_rotary(const config_reader *r, float *rotary) {
                               fkv_hf_traits_of(r->model->type)->rotates_partly || r->h->features.recurrence == FKV_DELTA_NET ||
                               fkv_hf_is_latent(r->model->type); /* qk_rope_head_dim states the number of rotated dimensions */
     FKV_REQUIRE(*rotary > 0 && *rotary <= 1, FKV_FILE_FORMAT,
-                "%s: invalid partial_rotary_factor %g: expected a value above 0, at most 1", r->path, (double)*rotary);
+                "%s: invalid partial_rotary_factor %g: expected a value greater than 0 and at most 1", r->path, (double)*rotary);
     if (is_supported) return FKV_OK;
     const bool is_scaled = r->h->rope.scaling != FKV_ROPE_LINEAR || r->h->rope.factor != 1;
     FKV_REQUIRE(*rotary == 1 || !is_scaled, FKV_UNSUPPORTED,

@@ -82,8 +82,9 @@ static fkv_status read_tensor_entry(const json_t *about, const char *hf_name, co
                 "%s: tensor %s has offsets %llu to %llu, but the file has only %llu bytes of data (incomplete download?)", path,
                 fkv_show_text(hf_name).text, (unsigned long long)span[0], (unsigned long long)span[1],
                 (unsigned long long)data_bytes);
-    FKV_REQUIRE(span[1] - span[0] == bytes, FKV_FILE_DAMAGED, "%s: tensor %s has %llu bytes, but its type and shape require %llu",
-                path, fkv_show_text(hf_name).text, (unsigned long long)(span[1] - span[0]), (unsigned long long)bytes);
+    FKV_REQUIRE(span[1] - span[0] == bytes, FKV_FILE_DAMAGED,
+                "%s: tensor %s is %llu bytes long, but its type and shape require %llu", path, fkv_show_text(hf_name).text,
+                (unsigned long long)(span[1] - span[0]), (unsigned long long)bytes);
     tensor->data = data + span[0];
     return FKV_OK;
 }

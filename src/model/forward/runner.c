@@ -139,7 +139,8 @@ static fkv_status configure_runner(const fkv_model *model, fkv_runner_config *c,
     const fkv_hparams *h = model->hparams;
     fkv_codec_info side;
     FKV_REQUIRE(fkv_weights_n_tensors(model->weights) > 0 || model->info.config_only, FKV_UNSUPPORTED,
-                "%s contains a vocabulary but no weights: load the file with the tensors to run the model", model->path);
+                "%s contains a vocabulary but no weights: to run the model, load the file that contains the weights",
+                model->path);
     FKV_TRY(fkv_codec_about(c->k, &side));
     FKV_TRY(fkv_codec_about(c->v, &side));
     FKV_REQUIRE(c->max_logit_rows > 0 && c->max_logit_rows <= c->max_step_tokens, FKV_BAD_CONFIG,

@@ -61,8 +61,8 @@ typedef enum jinja_node_kind {
     JINJA_NODE_COMPARE, /* chain of comparisons with the first operand `a`; each node in `args` has an operator (`name`) and a
                            right operand (`a`) */
     JINJA_NODE_CHOICE,  /* conditional expression (b if a else c); `c` is NULL if there is no else branch */
-    JINJA_NODE_ARGUMENT /* call argument with the value `a` and a keyword, "*", "**" or "" (positional) as its `name`; or dict
-                           entry with the key `a` and the value `b` */
+    JINJA_NODE_ARGUMENT /* call argument: `a` is the value, `name` is the keyword, "*", "**", or "" for a positional argument.
+                           Dict entry: `a` is the key, `b` is the value */
 } jinja_node_kind;
 
 typedef struct jinja_node jinja_node;

@@ -22,7 +22,7 @@ struct fkv_template {
 };
 
 fkv_status fkv_template_open(const char *text, size_t n_bytes, fkv_template **out) {
-    FKV_REQUIRE(n_bytes <= MAX_TEMPLATE_BYTES, FKV_UNSUPPORTED, "the chat template has %zu bytes; at most %d are supported",
+    FKV_REQUIRE(n_bytes <= MAX_TEMPLATE_BYTES, FKV_UNSUPPORTED, "the chat template is %zu bytes long; at most %d are supported",
                 n_bytes, MAX_TEMPLATE_BYTES);
     fkv_template *chat = calloc(1, sizeof *chat);
     FKV_REQUIRE(chat != NULL, FKV_NO_MEMORY, "out of memory allocating a chat template");

@@ -291,7 +291,7 @@ static fkv_status check_stops(const fkv_reply_config *config) {
                 config->n_stop);
     for (uint32_t i = 0; i < config->n_stop; i++) {
         size_t n = config->stop[i] != NULL ? strlen(config->stop[i]) : 0;
-        FKV_REQUIRE(n >= 1 && n <= FKV_MAX_STOP_BYTES, FKV_BAD_ARGUMENT, "a stop string must have 1 to %d bytes (got %zu)",
+        FKV_REQUIRE(n >= 1 && n <= FKV_MAX_STOP_BYTES, FKV_BAD_ARGUMENT, "a stop string must be 1 to %d bytes long (got %zu)",
                     FKV_MAX_STOP_BYTES, n);
     }
     return FKV_OK;

@@ -260,7 +260,7 @@ static fkv_status copy_normalized(void *context, const char *text, size_t n_byte
     normalized_text *taken = context;
     (void)is_first;
     FKV_REQUIRE(n_bytes <= FKV_MAX_TOKEN_BYTES, FKV_UNSUPPORTED,
-                "a special token has %zu bytes after normalization; at most %d are supported", n_bytes, FKV_MAX_TOKEN_BYTES);
+                "a special token is %zu bytes long after normalization; at most %d are supported", n_bytes, FKV_MAX_TOKEN_BYTES);
     memcpy(taken->bytes, text, n_bytes);
     taken->n = n_bytes;
     return FKV_OK;
@@ -441,7 +441,7 @@ typedef struct text_call {
 static fkv_status encode_piece_of_plan(void *context, const char *text, size_t n_bytes, bool is_first) {
     text_call *call = context;
     (void)is_first;
-    FKV_REQUIRE(n_bytes <= INT32_MAX, FKV_BAD_ARGUMENT, "a word has %zu bytes; at most %d are supported", n_bytes, INT32_MAX);
+    FKV_REQUIRE(n_bytes <= INT32_MAX, FKV_BAD_ARGUMENT, "a word is %zu bytes long; at most %d are supported", n_bytes, INT32_MAX);
     if (call->tokenizer->kind == FKV_TOKENIZER_BPE)
         return fkv_bpe_encode(call->tokenizer, text, (uint32_t)n_bytes, call->encoding);
     return fkv_spm_encode(call->tokenizer, text, (uint32_t)n_bytes, call->encoding);
@@ -542,7 +542,7 @@ static fkv_status encode_text(text_call *call, const char *text, const uint8_t *
 fkv_status fkv_tokenizer_encode(const fkv_tokenizer *tokenizer, const char *text, const uint8_t *given, size_t n_bytes,
                                 unsigned flags, uint32_t *tokens, size_t capacity, size_t *n_tokens) {
     *n_tokens = 0;
-    FKV_REQUIRE(n_bytes <= MAX_TEXT_BYTES, FKV_BAD_ARGUMENT, "a text has %zu bytes; at most %d can be tokenized in one call",
+    FKV_REQUIRE(n_bytes <= MAX_TEXT_BYTES, FKV_BAD_ARGUMENT, "a text is %zu bytes long; at most %d can be tokenized in one call",
                 n_bytes, MAX_TEXT_BYTES);
     fkv_encoding encoding = {.tokens = tokens, .capacity = capacity};
     const fkv_vocab_source *source = tokenizer->source;

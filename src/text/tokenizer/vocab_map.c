@@ -50,7 +50,7 @@ void fkv_vocab_map_close(fkv_vocab_map *map) {
 
 fkv_status fkv_vocab_map_add(fkv_vocab_map *map, fkv_bytes string, uint32_t id, uint32_t *kept) {
     FKV_REQUIRE(string.size <= FKV_MAX_TOKEN_BYTES, FKV_UNSUPPORTED,
-                "a string of the vocabulary has %zu bytes; at most %d are supported", string.size, FKV_MAX_TOKEN_BYTES);
+                "a string of the vocabulary is %zu bytes long; at most %d are supported", string.size, FKV_MAX_TOKEN_BYTES);
     FKV_ASSERT(string.size > 0);
     uint64_t hash = hash_string(string.data, string.size);
     uint64_t at = hash & map->mask;

@@ -46,7 +46,7 @@ static fkv_status load_part(json_file *file, enum top_part part) {
     fkv_bytes span = file->top[part];
     json_error_t error;
     if (is_absent(span)) return FKV_OK;
-    FKV_REQUIRE(span.size <= MAX_PART_BYTES, FKV_UNSUPPORTED, "%s: %s has %zu bytes; at most %d are supported", file->path,
+    FKV_REQUIRE(span.size <= MAX_PART_BYTES, FKV_UNSUPPORTED, "%s: %s is %zu bytes long; at most %d are supported", file->path,
                 TOP_NAMES[part], span.size, MAX_PART_BYTES);
     file->parts[part] = json_loadb(span.data, span.size, JSON_DECODE_ANY | JSON_REJECT_DUPLICATES, &error);
     FKV_REQUIRE(file->parts[part] != NULL, FKV_FILE_FORMAT, "%s: %s is not valid JSON: %s", file->path, TOP_NAMES[part],
@@ -428,7 +428,7 @@ static fkv_status keep_added(json_file *file) {
 }
 
 fkv_status fkv_tokenizer_json_read(fkv_vocab_target target, const char *text, size_t size, const char *path) {
-    FKV_REQUIRE(size <= MAX_FILE_BYTES, FKV_UNSUPPORTED, "%s: the file has %zu bytes; at most %d are supported", path, size,
+    FKV_REQUIRE(size <= MAX_FILE_BYTES, FKV_UNSUPPORTED, "%s: the file is %zu bytes long; at most %d are supported", path, size,
                 MAX_FILE_BYTES);
     json_file file = {.target = target, .path = path};
     file.scan = (fkv_json_scan){.at = text, .end = text + size, .start = text, .path = path};

@@ -32,8 +32,8 @@ static fkv_status read_json_fields(const char *text, size_t size, const char *pa
     fkv_json_scan scan = {.at = text, .end = text + size, .start = text, .path = path};
     fkv_bytes spans[MAX_FIELDS];
     FKV_ASSERT(n_fields <= MAX_FIELDS);
-    FKV_REQUIRE(size <= MAX_JSON_BYTES, FKV_UNSUPPORTED, "%s: the JSON text has %zu bytes; at most %d are supported", path, size,
-                MAX_JSON_BYTES);
+    FKV_REQUIRE(size <= MAX_JSON_BYTES, FKV_UNSUPPORTED, "%s: the JSON text is %zu bytes long; at most %d are supported", path,
+                size, MAX_JSON_BYTES);
     FKV_TRY(fkv_json_scan_members(&scan, fields, n_fields, spans));
     for (size_t i = 0; i < n_fields; i++) {
         json_error_t error;

@@ -56,7 +56,7 @@ struct pf_key_share {
     fkv_u32 number;    /* index, in the unit, of the channel whose offset this thread computes */
     fkv_u32 codes_at;  /* byte offset, in the page, of the codes of the thread's first token */
     fkv_u32 unit_at;   /* byte offset of the unit in the scales (and in the biases) of the page */
-    fkv_u32 tile_at;   /* byte offset, in the tile, of the unit of the first token */
+    fkv_u32 tile_at;   /* byte offset of the unit of the first token within the tile */
     fkv_u32 offset_at; /* byte offset, in the tile, of the thread's channel in the first extra key */
     bool any, first;   /* any: the thread unpacks a unit; first: the thread also stores the offset of its channel */
 };

@@ -70,7 +70,7 @@ template <int BITS, int GROUP> struct pf_side {
         per_thread < 4 ? per_thread : 4; /* number of chunks that a thread holds in registers at a time */
     static constexpr int batches = (per_thread + batch - 1) / batch;
 
-    /* Returns the index, in a row of shared memory, of unit u (eight values) of a chunk. */
+    /* Returns the index of unit u (eight values) of a chunk within a row of shared memory. */
     FKV_FN fkv_u32 unit_at(fkv_u32 chunk, fkv_u32 u, bool spread_out) {
         return spread_out ? u * chunks + chunk : chunk * units + u;
     }
