@@ -433,6 +433,7 @@ void pager_model_tally_add(pager_model_tally *sum, const pager_model_tally *one)
     sum->reserve_refused += one->reserve_refused;
     sum->closed_in_step += one->closed_in_step;
     sum->matched += one->matched;
+    sum->discarded += one->discarded;
     sum->to_snapshot += one->to_snapshot;
     sum->snapshots += one->snapshots;
 }

@@ -49,6 +49,7 @@ const char *pager_model_fault(const pager_model *model);
 typedef struct pager_model_tally {
     uint64_t opened, shared, refused, forked, truncated, truncate_refused, gone, inserted, cleared, filled, closed;
     uint64_t committed, aborted, copies, bad_calls, contradicted, reserved, reserve_refused, closed_in_step, matched;
+    uint64_t discarded;              /* number of tokens discarded at the ends of rows */
     uint64_t snapshots, to_snapshot; /* number of snapshots stored in the tree, and number of truncations to a snapshot */
 } pager_model_tally;
 

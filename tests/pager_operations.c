@@ -450,6 +450,29 @@ static bool write_step(pager_model *m, pager_choices *choices, const fkv_row *ro
     return true;
 }
 
+/* Discards tokens at the ends of some rows and writes the states of these rows again. Updates n_tokens of the rows. */
+static bool keep_in_step(pager_model *m, pager_choices *choices, fkv_row *rows, uint32_t n_rows) {
+    uint32_t n_kept[MAX_SEQS];
+    bool changed = false;
+    for (uint32_t r = 0; r < n_rows; r++) n_kept[r] = rows[r].n_tokens;
+    const uint32_t wrong = pager_choose(choices, n_rows);
+    n_kept[wrong] = model_one_in(choices, 2) ? 0 : rows[wrong].n_tokens + 1;
+    EXPECT(fkv_pager_step_keep(m->pager, n_kept, &changed) == FKV_BAD_ARGUMENT, "a row kept no tokens, or more than it has");
+    for (uint32_t r = 0; r < n_rows; r++) n_kept[r] = 1 + pager_choose(choices, rows[r].n_tokens);
+    EXPECT(fkv_pager_step_keep(m->pager, n_kept, &changed) == FKV_OK, "fkv_pager_step_keep() failed");
+    EXPECT(fkv_pager_consistent(m->pager), "inconsistent after tokens were discarded");
+    for (uint32_t r = 0; r < n_rows; r++) {
+        model_seq *q = seq_of(m, rows[r].seq);
+        EXPECT(changed || n_kept[r] == rows[r].n_tokens, "a change of row %u was not reported", r);
+        m->tally.discarded += rows[r].n_tokens - n_kept[r];
+        rows[r].n_tokens = n_kept[r];
+        if (m->n_state == m->spec.n_groups) continue;
+        const fkv_state_move *move = &fkv_pager_step_states(m->pager)[r];
+        if (!model_write_state(m, q, move->from, q->len, move->to, q->len + n_kept[r])) return false;
+    }
+    return true;
+}
+
 /* Closes some sequences during the step. A closed sequence may or may not have rows in the step. */
 static bool close_in_step(pager_model *m, pager_choices *choices) {
     uint32_t n_left = 0;
@@ -526,6 +549,7 @@ static bool operate_step(pager_model *m, pager_choices *choices) {
             model_seq *q = seq_of(m, rows[r].seq);
             if (!model_check_sequence(m, (uint32_t)(q - m->seqs), q->len + rows[r].n_tokens - 1)) return false;
         }
+        if (model_one_in(choices, 3) && !keep_in_step(m, choices, rows, n_rows)) return false;
     }
     if (closing == 7 && !close_in_step(m, choices)) return false;
     if (abort) {

@@ -141,6 +141,26 @@ static void attend_layer(stress_run *l, stress_cache *c, const plan *p, fkv_step
     c->expected_stats.packed_bytes_read = now.packed_bytes_read;
 }
 
+/* Discards tokens at the ends of some rows, and writes the states again. Updates the plan and the expected sequences. */
+static void keep_tokens(stress_run *l, stress_cache *c, plan *p, fkv_step *step) {
+    uint32_t n_kept[STRESS_MAX_SEQS];
+    bool changed = false;
+    for (uint32_t i = 0; i < p->n_rows; i++) {
+        n_kept[i] = stress_chance(&l->random, 50) ? p->rows[i].n_tokens : stress_between(&l->random, 1, p->rows[i].n_tokens);
+        changed = changed || n_kept[i] < p->rows[i].n_tokens;
+    }
+    stress_expect(fkv_step_keep(step, n_kept), FKV_OK, "keep");
+    for (uint32_t i = 0; i < p->n_rows; i++) {
+        l->counts->discarded += p->rows[i].n_tokens - n_kept[i];
+        p->seqs[i]->n -= p->rows[i].n_tokens - n_kept[i];
+        p->rows[i].n_tokens = n_kept[i];
+    }
+    if (!changed || c->config.n_states == 0) return;
+    stress_expect(fkv_step_commit(step), FKV_BAD_STATE, "commit without the states of shortened rows");
+    for (uint32_t layer = c->config.base.n_layers; layer < c->config.base.n_layers + c->config.n_states; layer++)
+        write_states(l, c, p, step, layer);
+}
+
 /* Makes a call that must be rejected during a step, or a call that must not affect the step. */
 static void call_in_a_step(stress_run *l, stress_cache *c, const plan *p, fkv_step *step, const bool *written, uint32_t layer) {
     fkv_seq number = p->rows[0].seq;
@@ -280,6 +300,7 @@ bool stress_step(stress_run *l, stress_cache *c) {
         if (!silent && !late) attend_layer(l, c, &p, step, order[i]);
     }
     for (uint32_t i = 0; i < n_written && !silent && (late || stress_chance(r, 3)); i++) attend_layer(l, c, &p, step, order[i]);
+    if (n_written == n_layers && stress_chance(r, 25)) keep_tokens(l, c, &p, step);
     end_step(l, c, &p, step, commit);
     remove_closed(c);
     if (c->config.n_states > 0 && stress_chance(r, 40)) stress_snapshot(l, c);

@@ -40,14 +40,14 @@ int main(int argc, char **argv) {
                " (refused %" PRIu64 ", gone %" PRIu64 ") inserted %" PRIu64 " (contradicted %" PRIu64 ") cleared %" PRIu64
                " filled %" PRIu64 " closed %" PRIu64 "\n  committed %" PRIu64 " aborted %" PRIu64 " copies %" PRIu64
                " failed calls %" PRIu64 "\n  reserved %" PRIu64 " (refused %" PRIu64 ") closed in a step %" PRIu64
-               " matched %" PRIu64 "\n  snapshots %" PRIu64 ", truncated to a snapshot %" PRIu64 "\n",
+               " matched %" PRIu64 " discarded %" PRIu64 "\n  snapshots %" PRIu64 ", truncated to a snapshot %" PRIu64 "\n",
                t.opened, t.shared, t.refused, t.forked, t.truncated, t.truncate_refused, t.gone, t.inserted, t.contradicted,
                t.cleared, t.filled, t.closed, t.committed, t.aborted, t.copies, t.bad_calls, t.reserved, t.reserve_refused,
-               t.closed_in_step, t.matched, t.snapshots, t.to_snapshot);
+               t.closed_in_step, t.matched, t.discarded, t.snapshots, t.to_snapshot);
         bool seen = t.shared > 0 && t.refused > 0 && t.forked > 0 && t.truncated > 0 && t.truncate_refused > 0 && t.gone > 0 &&
                     t.inserted > 0 && t.contradicted > 0 && t.cleared > 0 && t.filled > 0 && t.closed > 0 && t.committed > 0 &&
                     t.aborted > 0 && t.copies > 0 && t.bad_calls > 0 && t.reserved > 0 && t.reserve_refused > 0 &&
-                    t.closed_in_step > 0 && t.matched > 0 && t.snapshots > 0 && t.to_snapshot > 0;
+                    t.closed_in_step > 0 && t.matched > 0 && t.discarded > 0 && t.snapshots > 0 && t.to_snapshot > 0;
         if (good && !seen && n_operations >= DEFAULT_OPERATIONS) {
             printf("seed %" PRIu64 ": some kind of operation never occurred\n", seeds[i]);
             good = false;

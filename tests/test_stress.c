@@ -154,12 +154,12 @@ static void print_counts(const stress_counts *n) {
            " damaged %" PRIu64 " foreign %" PRIu64 " with NaN %" PRIu64 " refusals %" PRIu64 " bad calls %" PRIu64
            " states %" PRIu64 " (hits %" PRIu64 " truncates %" PRIu64 " gone %" PRIu64 " saves %" PRIu64 " loads %" PRIu64
            " drops %" PRIu64 ") stored %" PRIu64 " restored %" PRIu64 " (after an open page %" PRIu64 ", with a state %" PRIu64
-           ") wrong objects %" PRIu64 "\n",
+           ") wrong objects %" PRIu64 " discarded tokens %" PRIu64 "\n",
            n->configurations, n->steps, n->commits, n->aborts, n->answers, n->sealed, n->calibrated, n->latent, n->turbo, n->same,
            n->slack, n->beyond, n->opened, n->hits, n->forks, n->truncates, n->gone, n->gone_open, n->inserts, n->clears,
            n->closes, n->closes_in_steps, n->reserves, n->saves, n->loads, n->damaged, n->foreign, n->nan_files, n->refusals,
            n->bad_calls, n->states, n->state_hits, n->state_truncates, n->state_gone, n->state_saves, n->state_loads, n->drops,
-           n->stored, n->restored, n->restored_open, n->restored_states, n->wrong_objects);
+           n->stored, n->restored, n->restored_open, n->restored_states, n->wrong_objects, n->discarded);
 }
 
 /* Returns true if every kind of operation occurred. A run in which one kind is missing tests less than it should. */
@@ -169,7 +169,7 @@ static bool saw_everything(const stress_counts *n) {
            n->loads > 0 && n->damaged > 0 && n->foreign > 0 && n->nan_files > 0 && n->closes_in_steps > 0 && n->reserves > 0 &&
            n->refusals > 0 && n->bad_calls > 0 && n->states > 0 && n->state_hits > 0 && n->state_truncates > 0 &&
            n->state_gone > 0 && n->state_loads > 0 && n->drops > 0 && n->stored > 0 && n->restored_open > 0 &&
-           n->restored_states > 0 && n->wrong_objects > 0;
+           n->restored_states > 0 && n->wrong_objects > 0 && n->discarded > 0;
 }
 
 int main(int argc, char **argv) {

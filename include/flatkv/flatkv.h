@@ -436,9 +436,16 @@ typedef struct fkv_state_row {
 } fkv_state_row;
 
 /* Writes the state addresses of all rows of the step to rows: [n_rows]. The addresses are aligned to 64 bytes, and valid until
- * commit or abort. Must be called exactly once per step for each state layer. The caller then writes every state completely
- * before it commits the step. */
+ * commit or abort. Must be called exactly once per step for each state layer, unless fkv_step_keep() requires a second call. The
+ * caller then writes every state completely before it commits the step. */
 FKV_API fkv_status fkv_state_rows(fkv_step *step, uint32_t layer, fkv_state_row *rows);
+
+/* Discards tokens at the ends of rows, for example rejected draft tokens: fkv_step_commit() appends only the first n_tokens[i]
+ * tokens of row i. n_tokens: [n_rows], each from 1 to the row's number of tokens. If a row becomes shorter, the states of all
+ * state layers count as not written. The caller must then call fkv_state_rows() again for each state layer and write the states
+ * of the shortened rows, after n_tokens[i] tokens; the states of the other rows remain valid. Works with every kind of layer,
+ * unlike fkv_seq_truncate(). */
+FKV_API fkv_status fkv_step_keep(fkv_step *step, const uint32_t *n_tokens);
 
 /* Commits a step: appends its tokens to their sequences. Returns FKV_BAD_STATE if a layer has not been written. */
 FKV_API fkv_status fkv_step_commit(fkv_step *step);

@@ -567,6 +567,20 @@ static void finish_device_step(fkv_step *step) {
     step->cache->device->step_end(step->cache->device_state);
 }
 
+fkv_status fkv_step_keep(fkv_step *step, const uint32_t *n_tokens) {
+    FKV_TRY(check_step(step, "fkv_step_keep"));
+    FKV_REQUIRE(n_tokens != NULL, FKV_BAD_ARGUMENT, "fkv_step_keep: n_tokens is NULL");
+    const fkv_shape *shape = &step->cache->shape;
+    bool changed = false;
+    FKV_TRY(fkv_pager_step_keep(step->cache->pager, n_tokens, &changed));
+    for (uint32_t l = 0; changed && l < shape->n_layers; l++) {
+        if (shape->slab.layers[l].group != shape->state_group || !step->written[l]) continue;
+        step->written[l] = false;
+        step->n_written--;
+    }
+    return FKV_OK;
+}
+
 fkv_status fkv_step_commit(fkv_step *step) {
     FKV_TRY(check_step(step, "fkv_step_commit"));
     FKV_REQUIRE(step->n_written == step->cache->shape.n_layers, FKV_BAD_STATE,

@@ -169,6 +169,7 @@ typedef struct fkv_step_row {
     uint32_t slot;     /* slot of the sequence */
     uint32_t start;    /* length of the sequence before the step, which is the position of the first new token */
     uint32_t n_tokens; /* number of new tokens */
+    uint32_t n_kept;   /* number of leading new tokens that commit() appends */
 } fkv_step_row;
 
 /* Recurrent states that one row of a step reads and writes. */
@@ -183,6 +184,8 @@ const fkv_page_copy *fkv_pager_step_copies(const fkv_pager *pager, uint32_t *n_c
 const fkv_step_row *fkv_pager_step_rows(const fkv_pager *pager, uint32_t *n_rows);
 /* Returns the states of the step's rows, or NULL if there is no state group. The array is valid until commit or abort. */
 const fkv_state_move *fkv_pager_step_states(const fkv_pager *pager);
+/* Sets n_kept of every row. n_kept: [n_rows], each from 1 to n_tokens. *changed receives whether a value of n_kept changed. */
+fkv_status fkv_pager_step_keep(fkv_pager *pager, const uint32_t *n_kept, bool *changed);
 fkv_status fkv_pager_step_commit(fkv_pager *pager);
 fkv_status fkv_pager_step_abort(fkv_pager *pager);
 

@@ -1,6 +1,7 @@
 /* Step transactions: allocate pages for the new tokens of every row. begin() allocates the pages and enters them into the tables,
- * after the pages of the existing tokens. commit() updates the lengths and releases the pages that have left the windows. abort()
- * restores the tables and returns the pages to the free list in reverse order.
+ * after the pages of the existing tokens. commit() updates the lengths and releases the pages that have left the windows. It also
+ * releases the pages of tokens that keep() has discarded. abort() restores the tables and returns the pages to the free list in
+ * reverse order.
  *
  * In the state group, every row reads the state of its sequence and writes a new state. The new state replaces the old one in the
  * table, and the step holds the old state's reference until it ends.
@@ -136,7 +137,8 @@ fkv_status fkv_pager_step_begin(fkv_pager *pager, const fkv_row *rows, uint32_t 
     for (uint32_t r = 0; r < n_rows; r++) {
         uint32_t slot = 0;
         (void)fkv_pager_slot(pager, rows[r].seq, &slot);
-        step->rows[r] = (fkv_step_row){.slot = slot, .start = pager->sequences[slot].len, .n_tokens = rows[r].n_tokens};
+        step->rows[r] = (fkv_step_row){
+            .slot = slot, .start = pager->sequences[slot].len, .n_tokens = rows[r].n_tokens, .n_kept = rows[r].n_tokens};
     }
     for (uint32_t g = 0; g < pager->spec.n_groups; g++) {
         if (g == pager->state) {
@@ -163,7 +165,35 @@ const fkv_step_row *fkv_pager_step_rows(const fkv_pager *pager, uint32_t *n_rows
 
 const fkv_state_move *fkv_pager_step_states(const fkv_pager *pager) { return pager->step.states; }
 
-/* ---- commit, abort ---- */
+/* ---- keep, commit, abort ---- */
+
+fkv_status fkv_pager_step_keep(fkv_pager *pager, const uint32_t *n_kept, bool *changed) {
+    const fkv_step_state *step = &pager->step;
+    FKV_REQUIRE(step->open, FKV_BAD_STATE, "no step is open; call fkv_step_begin() first");
+    for (uint32_t r = 0; r < step->n_rows; r++)
+        FKV_REQUIRE(n_kept[r] > 0 && n_kept[r] <= step->rows[r].n_tokens, FKV_BAD_ARGUMENT,
+                    "row %u cannot keep %u of its %u tokens (expected 1 to %u)", r, n_kept[r], step->rows[r].n_tokens,
+                    step->rows[r].n_tokens);
+    *changed = false;
+    for (uint32_t r = 0; r < step->n_rows; r++) {
+        *changed = *changed || step->rows[r].n_kept != n_kept[r];
+        step->rows[r].n_kept = n_kept[r];
+    }
+    return FKV_OK;
+}
+
+/* Releases the pages that contain only discarded tokens of a row. */
+static void release_discarded(fkv_pager *pager, const fkv_step_row *row) {
+    const uint32_t end = fkv_pages_of(pager, row->start + row->n_tokens);
+    for (uint32_t g = 0; g < pager->spec.n_groups; g++) {
+        if (g == pager->state) continue;
+        for (uint32_t i = fkv_pages_of(pager, row->start + row->n_kept); i < end; i++) {
+            uint32_t *entry = fkv_table_entry(&pager->groups[g], row->slot, i);
+            fkv_tree_page_change(pager, g, *entry, -1, 0);
+            *entry = FKV_NO_PAGE;
+        }
+    }
+}
 
 /* Resets the step state and releases the sequences that were closed during the step. */
 static void finish_step(fkv_pager *pager) {
@@ -183,7 +213,7 @@ static void finish_step(fkv_pager *pager) {
 static void advance_row(fkv_pager *pager, const fkv_step_row *row) {
     fkv_sequence *s = &pager->sequences[row->slot];
     uint32_t page_tokens = pager->spec.page_tokens;
-    uint32_t len = row->start + row->n_tokens;
+    uint32_t len = row->start + row->n_kept;
     s->len = len;
     for (uint32_t g = 0; g < pager->spec.n_groups; g++) {
         fkv_group *group = &pager->groups[g];
@@ -216,8 +246,9 @@ fkv_status fkv_pager_step_commit(fkv_pager *pager) {
         if (step->states[r].from != FKV_NO_PAGE) fkv_tree_page_change(pager, pager->state, step->states[r].from, -1, 0);
     uint64_t n_tokens = 0;
     for (uint32_t r = 0; r < step->n_rows; r++) {
+        release_discarded(pager, &step->rows[r]);
         advance_row(pager, &step->rows[r]);
-        if (pager->sequences[step->rows[r].slot].generation != 0) n_tokens += step->rows[r].n_tokens;
+        if (pager->sequences[step->rows[r].slot].generation != 0) n_tokens += step->rows[r].n_kept;
     }
     fkv_counter_add(&pager->counters.steps, 1);
     fkv_counter_add(&pager->counters.tokens, n_tokens);
