@@ -29,6 +29,7 @@ enum {
 
 typedef struct fixture {
     fkv_cache *cache;
+    fkv_step *step; /* current step */
     fkv_scheduler scheduler;
     double clock;
     double longest; /* duration of the longest step, in seconds */
@@ -45,15 +46,40 @@ static bool drafts; /* true if fixtures opened from now on use drafts; the model
 
 static bool sealed; /* true if fixtures opened from now on have a sealed layer */
 
+static bool stateful; /* true if fixtures opened from now on have a state layer, whose states are hashes of tokens */
+
 static uint32_t next_token(uint32_t token, uint32_t position) {
     if (drafts) return (token + (position % 11 == 0 ? 2 : 1)) % 7;
     return (token * 7 + position * 3 + 5) % (VOCAB - 1);
 }
 
-static fkv_status fake_forward(void *user, const fkv_tokens *rows, uint32_t n_rows, const float **logits) {
+static uint64_t hash_tokens(uint64_t hash, const uint32_t *tokens, uint32_t n) {
+    for (uint32_t i = 0; i < n; i++) hash = (hash ^ (tokens[i] + 1)) * 0x9e3779b97f4a7c15u;
+    return hash;
+}
+
+/* Checks the states that the step reads, and writes the states after the first n_kept tokens of each row. n_kept: NULL if all
+ * tokens are kept. */
+static fkv_status write_states(const fixture *w, const fkv_tokens *rows, uint32_t n_rows, const uint32_t *n_kept) {
+    fkv_state_row states[MAX_SEQS];
+    const fkv_status status = fkv_state_rows(w->step, 1, states);
+    for (uint32_t i = 0; status == FKV_OK && i < n_rows; i++) {
+        const fkv_row_owner *owner = &w->scheduler.owners[i];
+        const uint32_t *tokens = owner->job->answers[owner->answer].tokens;
+        const uint32_t n_before = (uint32_t)(rows[i].tokens - tokens);
+        uint64_t hash = 0;
+        if (states[i].in != NULL) memcpy(&hash, states[i].in, sizeof hash);
+        if (hash != hash_tokens(0, tokens, n_before)) abort(); /* the state is not that of the sequence's tokens */
+        hash = hash_tokens(hash, rows[i].tokens, n_kept != NULL ? n_kept[i] : rows[i].n_tokens);
+        memcpy(states[i].out, &hash, sizeof hash);
+    }
+    return status;
+}
+
+/* Runs a step and leaves it open in w->step. */
+static fkv_status fake_verify(void *user, const fkv_tokens *rows, uint32_t n_rows, const float **logits) {
     fixture *w = user;
     fkv_row cache_rows[MAX_SEQS];
-    fkv_step *step = NULL;
     uint32_t n_logits = 0;
     double seconds = 0.002;
     if (w->broken) return fkv_fail(FKV_DEVICE, "the device broke");
@@ -71,14 +97,29 @@ static fkv_status fake_forward(void *user, const fkv_tokens *rows, uint32_t n_ro
             row[next_token(rows[i].tokens[k], length + k)] = 10.0f;
         }
     }
-    fkv_status status = fkv_step_begin(w->cache, cache_rows, n_rows, &step);
-    if (status == FKV_OK) status = fkv_write(step, 0, w->rows, w->rows);
-    if (status == FKV_OK) status = fkv_step_commit(step);
+    fkv_status status = fkv_step_begin(w->cache, cache_rows, n_rows, &w->step);
+    if (status == FKV_OK) status = fkv_write(w->step, 0, w->rows, w->rows);
+    if (status == FKV_OK && stateful) status = write_states(w, rows, n_rows, NULL);
     w->clock += seconds + w->stopped;
     w->stopped = 0.0;
     if (seconds > w->longest) w->longest = seconds;
     *logits = w->logits;
     return status;
+}
+
+static fkv_status fake_forward(void *user, const fkv_tokens *rows, uint32_t n_rows, const float **logits) {
+    const fkv_status status = fake_verify(user, rows, n_rows, logits);
+    return status == FKV_OK ? fkv_step_commit(((fixture *)user)->step) : status;
+}
+
+static fkv_status fake_accept(void *user, const uint32_t *n_kept) {
+    fixture *w = user;
+    const fkv_scheduler *s = &w->scheduler;
+    fkv_status status = fkv_step_keep(w->step, n_kept);
+    bool changed = false;
+    for (uint32_t i = 0; i < s->n_rows; i++) changed = changed || n_kept[i] < s->rows[i].n_tokens;
+    if (status == FKV_OK && stateful && changed) status = write_states(w, s->rows, s->n_rows, n_kept);
+    return status == FKV_OK ? fkv_step_commit(w->step) : status;
 }
 
 static double fake_seconds(void *user) { return ((fixture *)user)->clock; }
@@ -102,6 +143,10 @@ static void open_fixture(fixture *w, const fkv_engine_config *config) {
     c.layer = (fkv_layer_config){.n_q_heads = 1, .n_kv_heads = 1, .head_dim = 16, .k = {16}, .v = {16}};
     if (sealed) c.layer.k = (fkv_codec_config){.bits = 4, .kind = FKV_CODEC_SEALED};
     if (sealed) c.layer.v = (fkv_codec_config){.bits = 4, .kind = FKV_CODEC_SEALED_V};
+    const fkv_layer_config layers[] = {c.layer, {.state_bytes = 64}};
+    if (stateful) c.n_layers = 2;
+    if (stateful) c.layers = layers;
+    if (stateful) c.max_snapshots = 32;
     c.page_tokens = PAGE;
     c.max_tokens = MAX_TOKENS;
     c.max_seqs = MAX_SEQS;
@@ -110,6 +155,8 @@ static void open_fixture(fixture *w, const fkv_engine_config *config) {
     ck_ok(fkv_cache_open(&c, &w->cache));
     fkv_engine_device d = {.user = w,
                            .forward = fake_forward,
+                           .verify = fake_verify,
+                           .accept = fake_accept,
                            .seconds = fake_seconds,
                            .token_text = fake_text,
                            .cache = w->cache,
@@ -120,6 +167,8 @@ static void open_fixture(fixture *w, const fkv_engine_config *config) {
                            .max_step_tokens = STEP_TOKENS,
                            .page_tokens = PAGE,
                            .has_sealed = sealed,
+                           .has_states = stateful,
+                           .windowed = stateful,
                            .draft_tokens = drafts ? DRAFT : 0,
                            .draft_rows = MAX_SEQS * DRAFT,
                            .n_end = 1,
@@ -327,7 +376,11 @@ START_TEST(random_requests_cancels_and_tenants_keep_all_invariants) {
     for (uint64_t seed = 13; seed <= 20; seed += distance) random_stress(seed);
     sealed = true;
     for (uint64_t seed = 21; seed <= 24; seed += distance) random_stress(seed);
-    drafts = sealed = false;
+    stateful = true;
+    for (uint64_t seed = 25; seed <= 28; seed += distance) random_stress(seed);
+    sealed = false;
+    for (uint64_t seed = 29; seed <= 32; seed += distance) random_stress(seed);
+    drafts = stateful = false;
 }
 END_TEST
 

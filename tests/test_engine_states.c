@@ -44,14 +44,16 @@ static void on_event(void *user, const fkv_event *e) {
     (void)pthread_mutex_unlock(&r->lock);
 }
 
+static uint32_t n_drafts; /* maximum number of draft tokens per answer in engines opened from now on */
+
 static bool is_half; /* true: engines store 16-bit keys and values; false: engines use the default codec, which is sealed */
 
 static fkv_engine_config engine_config(uint32_t max_snapshots) {
     fkv_engine_config c = fkv_engine_config_default();
     c.runner.max_tokens = 4 * MAX_PROMPT;
     c.runner.max_seqs = 3;
-    c.draft_tokens = 0;
-    c.runner.max_logit_rows = c.runner.max_seqs;
+    c.draft_tokens = n_drafts;
+    c.runner.max_logit_rows = c.runner.max_seqs * (1 + n_drafts);
     c.runner.max_step_tokens = 256;
     c.runner.page_tokens = PAGE;
     c.runner.n_threads = 2;
@@ -172,6 +174,34 @@ START_TEST(an_added_turn_computes_only_its_new_tokens) { with_models(run_with_an
 END_TEST
 
 START_TEST(a_turn_whose_reasoning_is_removed_computes_only_its_new_tokens) { with_models(run_without_reasoning); }
+END_TEST
+
+/* Drafts change neither the answers nor the number of computed tokens. The prompt repeats a text, so most answers contain drafts.
+ */
+static void run_with_drafts(const char *name, const fkv_model *model) {
+    static chat c;
+    static reply plain;
+    static reply drafted;
+    fkv_engine_stats stats;
+    c = (chat){.seed = 3};
+    add_random(&c, 50);
+    for (uint32_t i = 0; i < 4; i++, c.n += 50) memcpy(c.tokens + c.n, c.tokens, 50 * sizeof *c.tokens);
+    fkv_engine *engine = open_engine(model, 8);
+    ask(engine, c.tokens, c.n, &plain);
+    fkv_engine_close(engine);
+    n_drafts = 3;
+    engine = open_engine(model, 8);
+    ask(engine, c.tokens, c.n, &drafted);
+    ck_assert_int_eq(memcmp(plain.tokens, drafted.tokens, sizeof plain.tokens), 0);
+    fkv_engine_stats_now(engine, &stats);
+    ck_assert_uint_ge(stats.drafted_tokens, stats.accepted_tokens); /* the numbers depend on measured times */
+    printf("%s: %u of %u draft tokens were accepted\n", name, (unsigned)stats.accepted_tokens, (unsigned)stats.drafted_tokens);
+    fkv_engine_close(engine);
+    run_chat(name, model, MAX_NEW, 5);
+    n_drafts = 0;
+}
+
+START_TEST(drafts_change_neither_answers_nor_snapshots) { with_models(run_with_drafts); }
 END_TEST
 
 /* Tests edits of every earlier user message after a conversation whose reasoning was removed. */
@@ -402,7 +432,7 @@ static void check_page_map(const char *name, const fkv_model *model) {
 START_TEST(page_map_lists_keys_and_values_instead_of_states) { with_models(check_page_map); }
 END_TEST
 
-TEST_MAIN("engine_states", an_added_turn_computes_only_its_new_tokens,
+TEST_MAIN("engine_states", an_added_turn_computes_only_its_new_tokens, drafts_change_neither_answers_nor_snapshots,
           a_turn_whose_reasoning_is_removed_computes_only_its_new_tokens, an_edited_turn_computes_only_its_new_tokens,
           branches_share_the_snapshot_of_their_prompt, prompts_share_the_snapshot_of_their_junction,
           a_long_conversation_computes_only_new_tokens, a_restarted_engine_computes_only_new_tokens,

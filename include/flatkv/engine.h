@@ -44,8 +44,8 @@ typedef struct fkv_engine_config {
 
     /* Maximum number of draft tokens per answer in one step (n-gram speculative decoding, also known as prompt lookup); 0: off.
      * Requires runner.max_logit_rows >= runner.max_seqs + draft_tokens, because all drafts of a step share the logit rows
-     * beyond max_seqs. Drafts do not change the output. They are disabled for models with sliding-window layers and for models
-     * with recurrent layers. */
+     * beyond max_seqs. Drafts do not change the output. In models with recurrent layers, a rejected draft costs little on the
+     * CPU, but on MLX the step is computed again. The engine sets runner.drafts. */
     uint32_t draft_tokens;
 
     /* Prefix store used as the second tier of the prefix cache; NULL: no second tier. Pages are restored from the store before

@@ -284,8 +284,10 @@ typedef struct fkv_runner_config {
     uint32_t n_threads;     /* number of threads; 0: one per core */
     fkv_isa isa;            /* instruction set of the CPU kernels */
     bool lazy;              /* CPU only: commit page memory on first use */
-    bool embeddings;        /* true if steps return the final hidden states [rows, dim] instead of logits; see fkv_embed() */
-    uint64_t memory_limit;  /* limit on fkv_runner_plan.total_bytes; 0: none */
+    bool drafts;           /* true to reserve the memory that fkv_runner_accept() needs to discard tokens of models with recurrent
+                              layers without computing the other tokens again */
+    bool embeddings;       /* true if steps return the final hidden states [rows, dim] instead of logits; see fkv_embed() */
+    uint64_t memory_limit; /* limit on fkv_runner_plan.total_bytes; 0: none */
     fkv_log_fn log;
     void *log_user;
 } fkv_runner_config;
@@ -334,6 +336,17 @@ typedef struct fkv_tokens {
  * rounding errors make them differ between batches, because MLX selects matrix kernels by the number of rows (docs/mlx.md). On
  * MLX, each step is a single evaluation of one graph. */
 FKV_API fkv_status fkv_runner_forward(fkv_runner *runner, const fkv_tokens *rows, uint32_t n_rows, const float **logits);
+
+/* Runs a step like fkv_runner_forward(), but leaves it open, so that the caller can discard tokens after it has read the logits
+ * (speculative decoding). The caller must end the step with fkv_runner_accept(). Until then, no other step can run, and the
+ * caller may close sequences but not change them otherwise. The logits are valid until the next step. */
+FKV_API fkv_status fkv_runner_verify(fkv_runner *runner, const fkv_tokens *rows, uint32_t n_rows, const float **logits);
+
+/* Ends the step of fkv_runner_verify(): appends the first n_kept[i] tokens of row i to its sequence and discards the others.
+ * n_kept: [n_rows], each from 1 to the number of tokens of the row. Works for all models and layers. If the model has recurrent
+ * layers, and a shortened row did not request all logits, `drafts` is not set, or the backend is MLX, the kept tokens of all rows
+ * are computed again. If the step fails, all sequences are unchanged. Invalid values of n_kept leave the step open. */
+FKV_API fkv_status fkv_runner_accept(fkv_runner *runner, const uint32_t *n_kept);
 
 /* Truncates a sequence to any length. fkv_seq_truncate() rejects lengths that sealed, windowed and recurrent layers cannot be
  * truncated to; this function then truncates to the nearest shorter length and recomputes the tokens after it. tokens: the first

@@ -79,6 +79,14 @@ static fkv_status run_forward(void *user, const fkv_tokens *rows, uint32_t n_row
     return fkv_runner_forward(((fkv_engine *)user)->runner, rows, n_rows, logits);
 }
 
+static fkv_status run_verify(void *user, const fkv_tokens *rows, uint32_t n_rows, const float **logits) {
+    return fkv_runner_verify(((fkv_engine *)user)->runner, rows, n_rows, logits);
+}
+
+static fkv_status run_accept(void *user, const uint32_t *n_kept) {
+    return fkv_runner_accept(((fkv_engine *)user)->runner, n_kept);
+}
+
 static const char *model_token_text(void *user, uint32_t token, size_t *n_bytes) {
     return fkv_token_text(((fkv_engine *)user)->model, token, false, n_bytes);
 }
@@ -222,8 +230,7 @@ static fkv_status open_tier(fkv_engine *e) {
     return fkv_traffic_open(e->config.store, packed_bytes, page_arrived, e, &tier->traffic);
 }
 
-/* Returns true if the cache has sliding-window layers or states. The group of the open pages of sealed layers does not count,
- * because these layers can always be truncated by one page, which is longer than any draft. */
+/* Returns true if the cache has sliding-window layers or states. The group of the open pages of sealed layers does not count. */
 static bool is_windowed(const fkv_engine *e) {
     const uint32_t n_groups = has_sealed_layers(e) ? 2 : 1;
     return fkv_model_about(e->model)->window != 0 || e->config.runner.max_kv != 0 || e->plan.cache.n_groups != n_groups;
@@ -232,16 +239,15 @@ static bool is_windowed(const fkv_engine *e) {
 static fkv_status open_on_thread(fkv_engine *e) {
     const fkv_model_info *about = fkv_model_about(e->model);
     fkv_runner_config c = e->config.runner;
+    c.drafts = e->config.draft_tokens > 0;
+    if (!c.drafts) c.max_logit_rows = c.max_seqs;
     FKV_TRY(fkv_runner_plan_make(e->model, &c, &e->plan));
-    const bool windowed = is_windowed(e); /* if true, drafts are disabled, because truncation is not always possible */
-    if (windowed || e->config.draft_tokens == 0) {
-        c.max_logit_rows = c.max_seqs;
-        FKV_TRY(fkv_runner_plan_make(e->model, &c, &e->plan));
-    }
     FKV_TRY(reserve_buffers(e, &c));
     FKV_TRY(fkv_runner_open(e->model, &c, &e->runner));
     fkv_engine_device d = {.user = e,
                            .forward = run_forward,
+                           .verify = run_verify,
+                           .accept = run_accept,
                            .turns = e->turns,
                            .seconds = engine_seconds,
                            .token_text = model_token_text,
@@ -254,8 +260,8 @@ static fkv_status open_on_thread(fkv_engine *e) {
                            .page_tokens = c.page_tokens,
                            .has_states = e->plan.cache.state_bytes != 0,
                            .has_sealed = has_sealed_layers(e),
-                           .windowed = windowed,
-                           .draft_tokens = windowed ? 0 : e->config.draft_tokens,
+                           .windowed = is_windowed(e),
+                           .draft_tokens = e->config.draft_tokens,
                            .draft_rows = c.max_logit_rows - c.max_seqs,
                            .n_end = about->n_end};
     memcpy(d.end, about->end, sizeof d.end);

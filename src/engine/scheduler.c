@@ -50,10 +50,11 @@ fkv_status fkv_scheduler_open(fkv_scheduler *s, const fkv_engine_config *config,
     s->rows = calloc(d->max_seqs, sizeof *s->rows);
     s->owners = calloc(d->max_seqs, sizeof *s->owners);
     s->candidates = calloc(d->max_seqs, sizeof *s->candidates);
+    s->n_kept = calloc(d->max_seqs, sizeof *s->n_kept);
     s->masked = calloc(d->n_vocab, sizeof *s->masked);
     s->mask_bits = calloc(mask_words(d->n_vocab), sizeof *s->mask_bits);
     if (s->share.tenants == NULL || s->running == NULL || s->rows == NULL || s->owners == NULL || s->candidates == NULL ||
-        s->masked == NULL || s->mask_bits == NULL) {
+        s->n_kept == NULL || s->masked == NULL || s->mask_bits == NULL) {
         fkv_scheduler_close(s);
         return fkv_fail(FKV_NO_MEMORY, "out of memory allocating the scheduler");
     }
@@ -76,6 +77,7 @@ void fkv_scheduler_close(fkv_scheduler *s) {
     free(s->rows);
     free(s->owners);
     free(s->candidates);
+    free(s->n_kept);
     free(s->masked);
     free(s->mask_bits);
 }
@@ -199,6 +201,15 @@ static const char *keep_message(fkv_job *job, const char *message) {
     return job->message;
 }
 
+static void close_answer(fkv_scheduler *s, fkv_answer *a) {
+    if (a->seq == 0) return;
+    (void)fkv_seq_close(s->device.cache, a->seq);
+    a->seq = 0;
+    s->n_seqs--;
+}
+
+/* Ends an answer. If a step with drafts is open, its sequence is closed later, after its last pages have been inserted into the
+ * prefix tree. */
 static void end_answer(fkv_scheduler *s, fkv_job *job, uint32_t i, fkv_event event) {
     fkv_answer *a = &job->answers[i];
     if (event.message != NULL) event.message = keep_message(job, event.message);
@@ -209,11 +220,7 @@ static void end_answer(fkv_scheduler *s, fkv_job *job, uint32_t i, fkv_event eve
     if (event.reason == FKV_FINISH_END || event.reason == FKV_FINISH_STOP || event.reason == FKV_FINISH_LENGTH)
         s->used_fraction +=
             fmax(USED_FRACTION_STEP, 1.0 / ++s->n_used_samples) * ((double)a->n_new / job->r.max_new - s->used_fraction);
-    if (a->seq != 0) {
-        (void)fkv_seq_close(s->device.cache, a->seq);
-        a->seq = 0;
-        s->n_seqs--;
-    }
+    if (!s->is_verifying) close_answer(s, a);
     fkv_answer_text_end(&a->text);
     event.kind = FKV_EVENT_ANSWERED;
     event.answer = i;
@@ -231,6 +238,7 @@ static void end_job(fkv_scheduler *s, fkv_job *job, fkv_finish reason, const cha
     fkv_tier_end_job(&s->tier, job);
     for (uint32_t i = 0; i < job->r.n; i++) {
         if (!job->answers[i].finished) end_answer(s, job, i, (fkv_event){.reason = reason, .message = message});
+        close_answer(s, &job->answers[i]);
         n_new += job->answers[i].n_new;
     }
     fkv_fair_share_leave(&s->share, job->tenant_slot);
@@ -330,12 +338,7 @@ static bool shares_pending_page(const fkv_scheduler *s, const fkv_job *job) {
 }
 
 static void close_sequences(fkv_scheduler *s, fkv_job *job) {
-    for (uint32_t i = 0; i < job->r.n; i++) {
-        if (job->answers[i].seq == 0) continue;
-        (void)fkv_seq_close(s->device.cache, job->answers[i].seq);
-        job->answers[i].seq = 0;
-        s->n_seqs--;
-    }
+    for (uint32_t i = 0; i < job->r.n; i++) close_answer(s, &job->answers[i]);
 }
 
 /* Opens a sequence and a sampler for each answer. If this fails with FKV_POOL_FULL or FKV_SEQS_FULL, the job stays queued. */
@@ -420,13 +423,16 @@ static void add_step_row(fkv_scheduler *s, fkv_job *job, uint32_t answer, uint32
     s->owners[s->n_rows++] = (fkv_row_owner){job, answer};
 }
 
-/* Looks up a draft for each decode row. The draft is stored after the tokens of the answer, where sampled tokens overwrite it. */
+/* Looks up a draft for each decode row. The draft is stored after the tokens of the answer, where sampled tokens overwrite it. In
+ * a cache with state layers, drafts end at page boundaries, because a snapshot is possible only if a step ends there. */
 static void find_drafts(fkv_scheduler *s) {
     for (uint32_t i = 0; i < s->n_rows; i++) {
         fkv_job *job = s->owners[i].job;
         fkv_answer *a = &job->answers[s->owners[i].answer];
         uint32_t end = job->r.n_prompt + a->n_new;
         uint32_t most = fkv_min_u32(s->device.draft_tokens, job->r.max_new - a->n_new - 1);
+        const uint32_t page = s->device.page_tokens;
+        if (s->device.has_states) most = fkv_min_u32(most, (page - (a->n_fed + 1) % page) % page);
         uint32_t n = most > 0 ? fkv_draft_find(a->tokens, end, most, a->tokens + end) : 0;
         a->drafts.has_draft = n > 0;
         s->candidates[i] = (fkv_draft_candidate){.acceptance = a->drafts.acceptance, .n_proposed = n};
@@ -647,8 +653,8 @@ static void start_answers(fkv_scheduler *s, fkv_job *job, const float *logits) {
 }
 
 /* Samples the next tokens of an answer from the logits of its decode row: one token, plus one for each accepted draft token.
- * Rejected draft tokens are removed from the cache. */
-static void sample_decode_row(fkv_scheduler *s, fkv_job *job, uint32_t answer, const float *logits, uint32_t n_drafted) {
+ * Returns the number of accepted draft tokens. */
+static uint32_t sample_decode_row(fkv_scheduler *s, fkv_job *job, uint32_t answer, const float *logits, uint32_t n_drafted) {
     fkv_answer *a = &job->answers[answer];
     const bool has_draft = a->drafts.has_draft;
     uint32_t n_accepted = 0;
@@ -661,14 +667,36 @@ static void sample_decode_row(fkv_scheduler *s, fkv_job *job, uint32_t answer, c
         n_accepted++;
         a->n_fed++;
     }
-    if (n_drafted == 0) return;
+    if (n_drafted == 0) return 0;
     s->stats.drafted_tokens += n_drafted;
     s->stats.accepted_tokens += n_accepted;
     fkv_draft_update(&a->drafts, n_drafted, n_accepted);
-    if (a->finished) return;
-    insert_prefix(s, job, a);
-    if (n_accepted < n_drafted && fkv_seq_truncate(s->device.cache, a->seq, a->n_fed) != FKV_OK)
-        end_answer(s, job, answer, (fkv_event){.reason = FKV_FINISH_FAILED, .message = fkv_message()});
+    return n_accepted;
+}
+
+static uint32_t row_drafts(const fkv_tokens *row) { return row->logits == FKV_LOGITS_ALL ? row->n_tokens - 1 : 0; }
+
+/* Samples the tokens of all rows with drafts, then ends the step. Rejected draft tokens are not added to the cache. Adds the time
+ * needed to end the step to *seconds. */
+static fkv_status accept_drafts(fkv_scheduler *s, const float *logits, double *seconds) {
+    s->is_verifying = true;
+    for (uint32_t i = 0; i < s->n_rows; i++) {
+        fkv_job *job = s->owners[i].job;
+        const uint32_t n_drafted = row_drafts(&s->rows[i]);
+        s->n_kept[i] = s->rows[i].n_tokens;
+        if (n_drafted > 0) {
+            job->answers[s->owners[i].answer].n_fed++;
+            s->n_kept[i] = 1 + sample_decode_row(s, job, s->owners[i].answer, logits, n_drafted);
+        }
+        if (s->rows[i].logits != FKV_LOGITS_NONE) logits += (size_t)(1 + n_drafted) * s->device.n_vocab;
+    }
+    s->is_verifying = false;
+    if (s->device.turns != NULL) fkv_step_turns_begin(s->device.turns);
+    const double start_at = s->device.seconds(s->device.user);
+    const fkv_status status = s->device.accept(s->device.user, s->n_kept);
+    *seconds += s->device.seconds(s->device.user) - start_at;
+    if (s->device.turns != NULL) fkv_step_turns_end(s->device.turns);
+    return status;
 }
 
 static void process_logits(fkv_scheduler *s, const float *logits) {
@@ -676,10 +704,14 @@ static void process_logits(fkv_scheduler *s, const float *logits) {
         fkv_job *job = s->owners[i].job;
         fkv_answer *a = &job->answers[s->owners[i].answer];
         const float *row = logits;
-        uint32_t n_drafted = s->rows[i].logits == FKV_LOGITS_ALL ? s->rows[i].n_tokens - 1 : 0;
+        uint32_t n_drafted = row_drafts(&s->rows[i]);
         if (s->rows[i].logits != FKV_LOGITS_NONE) logits += (size_t)(1 + n_drafted) * s->device.n_vocab;
-        a->n_fed += s->rows[i].n_tokens - n_drafted;
+        if (n_drafted == 0) a->n_fed += s->rows[i].n_tokens;
         insert_prefix(s, job, a);
+        if (n_drafted > 0) { /* accept_drafts() has already sampled the tokens */
+            if (a->finished) close_answer(s, a);
+            continue;
+        }
         if (job->phase == FKV_PHASE_PREFILL) {
             s->stats.computed_tokens += s->rows[i].n_tokens;
             note_open_pages(s, job, a->n_fed - s->rows[i].n_tokens);
@@ -688,7 +720,7 @@ static void process_logits(fkv_scheduler *s, const float *logits) {
         if (job->phase == FKV_PHASE_PREFILL)
             start_answers(s, job, row);
         else
-            sample_decode_row(s, job, s->owners[i].answer, row, n_drafted);
+            (void)sample_decode_row(s, job, s->owners[i].answer, row, 0);
     }
     for (uint32_t i = s->n_running; i-- > 0;) {
         fkv_tier_send(&s->tier, s->running[i]);
@@ -705,7 +737,8 @@ static void fail_step(fkv_scheduler *s) {
 fkv_status fkv_scheduler_step(fkv_scheduler *s, uint32_t n_rows, const float **logits, double *seconds) {
     if (s->device.turns != NULL) fkv_step_turns_begin(s->device.turns);
     const double start_at = s->device.seconds(s->device.user);
-    const fkv_status status = s->device.forward(s->device.user, s->rows, n_rows, logits);
+    const fkv_status status = s->n_drafted > 0 ? s->device.verify(s->device.user, s->rows, n_rows, logits)
+                                               : s->device.forward(s->device.user, s->rows, n_rows, logits);
     *seconds = s->device.seconds(s->device.user) - start_at;
     if (s->device.turns != NULL) fkv_step_turns_end(s->device.turns);
     return status;
@@ -721,7 +754,8 @@ bool fkv_scheduler_turn(fkv_scheduler *s) {
     if (s->n_rows == 0) return false;
     const float *logits = NULL;
     double seconds = 0.0;
-    if (fkv_scheduler_step(s, s->n_rows, &logits, &seconds) != FKV_OK) {
+    if (fkv_scheduler_step(s, s->n_rows, &logits, &seconds) != FKV_OK ||
+        (s->n_drafted > 0 && accept_drafts(s, logits, &seconds) != FKV_OK)) {
         fail_step(s);
         return true;
     }

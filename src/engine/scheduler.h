@@ -22,6 +22,9 @@
 typedef struct fkv_engine_device {
     void *user;
     fkv_status (*forward)(void *user, const fkv_tokens *rows, uint32_t n_rows, const float **logits);
+    /* `verify` runs a step with drafts and leaves it open; `accept` ends this step. See fkv_runner_verify(). */
+    fkv_status (*verify)(void *user, const fkv_tokens *rows, uint32_t n_rows, const float **logits);
+    fkv_status (*accept)(void *user, const uint32_t *n_kept);
     fkv_step_turns *turns; /* serializes the steps of engines that share CPU cores; NULL if there is only one engine */
     double (*seconds)(void *user);
     const char *(*token_text)(void *user, uint32_t token, size_t *n_bytes);
@@ -63,6 +66,8 @@ typedef struct fkv_scheduler {
     uint32_t n_rows;
     fkv_draft_candidate *candidates;          /* [max_seqs] */
     uint32_t n_drafted;                       /* number of draft tokens in the current step */
+    uint32_t *n_kept;                         /* [max_seqs] number of tokens that each row of a step with drafts keeps */
+    bool is_verifying;                        /* true while a step with drafts is open */
     float *masked;                            /* [n_vocab] logits after masking */
     uint32_t *mask_bits;                      /* [ceil(n_vocab / 32)] */
     size_t max_token_bytes;                   /* size of the longest token text, in bytes */
@@ -88,7 +93,7 @@ void fkv_scheduler_warm_up(fkv_scheduler *s);
 fkv_status fkv_scheduler_check(const fkv_scheduler *s, const fkv_request *request, uint32_t *max_new);
 
 /* Waits for the engine's turn and runs the step described by s->rows. *seconds receives the time of the step, excluding the
- * wait. */
+ * wait. A step with drafts (s->n_drafted > 0) is left open. */
 fkv_status fkv_scheduler_step(fkv_scheduler *s, uint32_t n_rows, const float **logits, double *seconds);
 
 /* Adds a job to the queue. */

@@ -42,6 +42,10 @@ typedef struct fkv_model_backend {
     /* Runs all layers over the rows of the runner and computes the requested logits. All work has finished on return. */
     fkv_status (*forward)(fkv_runner *runner, fkv_step *step);
 
+    /* Writes the recurrent states of the shortened rows (fkv_runner.shortened) again, from the inputs that `forward` has saved.
+     * NULL if the backend does not save inputs. */
+    fkv_status (*replay)(fkv_runner *runner, fkv_step *step);
+
     fkv_status (*memory)(fkv_backend_memory *now);
 } fkv_model_backend;
 

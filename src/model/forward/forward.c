@@ -514,7 +514,7 @@ static fkv_status run_layers(pass *p, fkv_step *step) {
     for (uint32_t i = 0; i < h->n_layers; i++) {
         bool last = i + 1 == h->n_layers;
         begin_layer(p, i);
-        if (is_recurrent(p)) FKV_TRY(fkv_recurrent_run(p->r, p->layer, p->shape->state_layer, step));
+        if (is_recurrent(p)) FKV_TRY(fkv_recurrent_run(p->r, i, step));
         if (has_attention(p)) prepare_attention(p);
         if (has_pages(p)) FKV_TRY(fkv_write(step, p->shape->page_layer, p->r->cpu.k, is_latent(p) ? NULL : p->r->cpu.v));
         if (i + 1 >= n_storing && p->r->n_logit_rows == 0) return FKV_OK;
@@ -540,6 +540,13 @@ static fkv_status forward_cpu(fkv_runner *r, fkv_step *step) {
     pass p = {.r = r, .n_rows = r->n_tokens};
     FKV_TRY(run_layers(&p, step));
     return fkv_experts_status(r);
+}
+
+static fkv_status replay_cpu(fkv_runner *r, fkv_step *step) {
+    const fkv_hparams *h = r->model->hparams;
+    for (uint32_t i = 0; i < h->n_layers; i++)
+        if (fkv_architecture_is_recurrent(h, i)) FKV_TRY(fkv_recurrent_replay(r, i, step));
+    return FKV_OK;
 }
 
 /* Largest row widths over all layers. */
@@ -596,6 +603,7 @@ static void layout_activations(fkv_carve *carve, fkv_runner *r) {
     if (h->n_experts != 0) fkv_experts_layout(carve, r);
     if (h->n_experts != 0 && h->features.parallel_experts) c->dense = FKV_CARVE(carve, t * c->dim_pad, float);
     if (fkv_architecture_has_recurrence(h)) fkv_recurrent_layout(carve, r);
+    if (fkv_architecture_has_recurrence(h) && r->config.drafts) fkv_recurrent_layout_saved(carve, r);
     uint32_t widest = fkv_max_u32(c->dim_pad, fkv_max_u32(w.attention, c->ffn_pad));
     widest = fkv_max_u32(widest, fkv_recurrent_pad(h));
     uint64_t input_bytes = fkv_product_input_bytes((uint32_t)t, widest);
@@ -641,4 +649,5 @@ const fkv_model_backend fkv_cpu_model_backend = {.count_weights = fkv_packed_wei
                                                  .open = open_cpu_runner,
                                                  .close = close_cpu_runner,
                                                  .forward = forward_cpu,
+                                                 .replay = replay_cpu,
                                                  .memory = cpu_memory};

@@ -31,6 +31,7 @@ static const float L2_EPS = 1e-6f; /* epsilon of the L2 norm, added to the sum o
 typedef struct mixer {
     fkv_runner *r;
     const fkv_packed_layer *layer;
+    uint32_t index;       /* index of the layer in the model */
     uint32_t n_channels;  /* number of channels of the convolution */
     uint32_t in_width;    /* row width of the buffer mixer_in */
     uint32_t pad;         /* row width of the buffer `mixed` */
@@ -79,6 +80,25 @@ void fkv_recurrent_layout(fkv_carve *carve, fkv_runner *r) {
     for (uint32_t i = 0; i < h->n_layers; i++)
         is_fused = is_fused || r->model->tensors[i].mixer_fused != NULL || r->model->tensors[i].beta_alpha != NULL;
     if (is_fused) c->mixer_fused = FKV_CARVE(carve, t * (input_width(h) + output_width(h)), float);
+}
+
+/* Returns the number of values per token that replaying a layer needs: the input of the convolution, the decays and beta. */
+static uint32_t saved_width(const fkv_hparams *h) {
+    if (h->features.recurrence == FKV_SHORT_CONV) return input_width(h);
+    return input_width(h) + n_decays(h) + h->recurrence.n_v_heads;
+}
+
+/* Returns the number of recurrent layers before layer `index`. */
+static uint32_t n_recurrent_before(const fkv_hparams *h, uint32_t index) {
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < index; i++) n += fkv_architecture_is_recurrent(h, i);
+    return n;
+}
+
+void fkv_recurrent_layout_saved(fkv_carve *carve, fkv_runner *r) {
+    const fkv_hparams *h = r->model->hparams;
+    const uint64_t n_layers = n_recurrent_before(h, h->n_layers);
+    r->cpu.saved_inputs = FKV_CARVE(carve, n_layers * r->config.max_logit_rows * saved_width(h), float);
 }
 
 /* ---- work items ---- */
@@ -346,18 +366,16 @@ static void gate_mamba_output_row(const mixer *m, uint32_t row) {
     pad_row(m, row);
 }
 
-/* ---- layers ---- */
+/* ---- projections ---- */
 
 static void multiply_h(const mixer *m, const fkv_product *products, uint32_t n) {
     const fkv_cpu_runner *c = &m->r->cpu;
     fkv_product_run(c->workers, m->r->config.isa, products, n, c->h, m->r->n_tokens, c->dim_pad, c->input);
 }
 
-static void run_short_conv(mixer *m) {
+static void project_short_conv(mixer *m) {
     const fkv_product in = {&m->layer->mixer_in, m->layer->mixer_in_bias, m->r->cpu.mixer_in, m->in_width, NULL};
     multiply_h(m, &in, 1);
-    run_conv(m);
-    run_rows(m, pad_row);
 }
 
 static void project_delta_net(mixer *m) {
@@ -381,6 +399,7 @@ static void project_delta_net(mixer *m) {
     } else {
         multiply_h(m, gates, 2);
     }
+    run_rows(m, gate_state_row);
 }
 
 static void run_states(mixer *m) {
@@ -416,56 +435,115 @@ static void project_kda(mixer *m) {
     run_rows(m, pad_low_row);
     fkv_product_run(c->workers, m->r->config.isa, &alpha, 1, c->alpha_low, m->r->n_tokens, k_pad, c->input);
     fkv_product_run(c->workers, m->r->config.isa, &gate, 1, c->gate_low, m->r->n_tokens, v_pad, c->input);
+    run_rows(m, gate_kda_row);
 }
 
-/* Runs a gated delta net, or KDA. */
-static void run_delta_net(mixer *m) {
-    const fkv_recurrence *s = &m->r->model->hparams->recurrence;
-    const bool is_kda = m->r->model->hparams->features.recurrence == FKV_KDA;
-    m->values_offset = 2 * (size_t)s->n_k_heads * s->k_dim;
-    if (is_kda)
-        project_kda(m);
-    else
-        project_delta_net(m);
-    run_rows(m, is_kda ? gate_kda_row : gate_state_row);
-    run_conv(m);
-    run_rows(m, norm_keys_row);
-    run_states(m);
-    run_rows(m, gate_output_row);
-}
-
-static void run_mamba2(mixer *m) {
+static void project_mamba2(mixer *m) {
     const fkv_cpu_runner *c = &m->r->cpu;
     const fkv_packed_layer *l = m->layer;
     const fkv_product products[] = {{&l->mixer_in, NULL, c->mixer_in, m->in_width, NULL},
                                     {&l->mixer_gate, NULL, c->mixed, m->pad, NULL},
                                     {&l->alpha, NULL, c->decay, m->r->model->hparams->recurrence.n_v_heads, NULL}};
-    m->keys_offset = output_width(m->r->model->hparams);
     multiply_h(m, products, 3);
     if (m->r->model->hparams->recurrence.in_scales[0] != 0.0f) run_rows(m, scale_mamba_row);
     run_rows(m, gate_mamba_row);
-    run_conv(m);
-    run_states(m);
-    run_rows(m, gate_mamba_output_row);
 }
 
-fkv_status fkv_recurrent_run(fkv_runner *r, const fkv_packed_layer *layer, uint32_t state_layer, fkv_step *step) {
+/* Computes the inputs of the convolution and of the recurrence, and the gates of the output. */
+static void project_inputs(mixer *m) {
+    switch (m->r->model->hparams->features.recurrence) {
+    case FKV_SHORT_CONV: project_short_conv(m); break;
+    case FKV_MAMBA2: project_mamba2(m); break;
+    case FKV_KDA: project_kda(m); break;
+    default: project_delta_net(m);
+    }
+}
+
+/* Runs the convolution and the recurrence: reads the old states, writes the new states, and computes the outputs. */
+static void update_states(mixer *m) {
+    const fkv_recurrence_kind kind = m->r->model->hparams->features.recurrence;
+    run_conv(m);
+    if (kind == FKV_SHORT_CONV) return;
+    if (kind != FKV_MAMBA2) run_rows(m, norm_keys_row);
+    run_states(m);
+}
+
+static void finish_outputs(mixer *m) {
+    switch (m->r->model->hparams->features.recurrence) {
+    case FKV_SHORT_CONV: run_rows(m, pad_row); break;
+    case FKV_MAMBA2: run_rows(m, gate_mamba_output_row); break;
+    default: run_rows(m, gate_output_row);
+    }
+}
+
+/* ---- replay ---- */
+
+/* Copies the inputs of one token from the step's buffers to the saved inputs, or back. saved: row of saved_inputs. row: row of
+ * the step. */
+static void copy_inputs(const mixer *m, uint32_t saved, uint32_t row, bool restores) {
+    const fkv_runner *r = m->r;
+    const fkv_hparams *h = r->model->hparams;
+    const uint32_t n_heads = h->recurrence.n_v_heads;
+    const size_t at = (size_t)n_recurrent_before(h, m->index) * r->config.max_logit_rows + saved;
+    float *kept = r->cpu.saved_inputs + at * saved_width(h);
+    const bool is_short = h->features.recurrence == FKV_SHORT_CONV;
+    struct {
+        float *values;
+        uint32_t n;
+    } const parts[] = {{in_of(m, row), m->in_width},
+                       {is_short ? NULL : r->cpu.decay + (size_t)row * n_decays(h), is_short ? 0 : n_decays(h)},
+                       {is_short ? NULL : r->cpu.beta + (size_t)row * n_heads, is_short ? 0 : n_heads}};
+    for (uint32_t i = 0; i < sizeof parts / sizeof parts[0]; i++) {
+        if (parts[i].n == 0) continue;
+        memcpy(restores ? parts[i].values : kept, restores ? kept : parts[i].values, parts[i].n * sizeof *kept);
+        kept += parts[i].n;
+    }
+}
+
+/* Copies the inputs of all rows of the step that have saved inputs. */
+static void copy_all_inputs(const mixer *m, bool restores) {
+    const fkv_runner *r = m->r;
+    uint32_t first = 0;
+    for (uint32_t i = 0; i < r->n_rows; first += r->rows[i++].n_tokens)
+        for (uint32_t t = 0; r->saved_from[i] != FKV_NOT_SAVED && t < r->rows[i].n_tokens; t++)
+            copy_inputs(m, r->saved_from[i] + t, first + t, restores);
+}
+
+/* ---- layers ---- */
+
+static mixer make_mixer(fkv_runner *r, uint32_t index) {
     const fkv_hparams *h = r->model->hparams;
     const fkv_recurrence *s = &h->recurrence;
     mixer m = {.r = r,
-               .layer = layer,
+               .layer = &r->model->packed->layers[index],
+               .index = index,
                .n_channels = fkv_architecture_conv_channels(h),
                .in_width = input_width(h),
                .pad = fkv_recurrent_pad(h)};
-    FKV_TRY(fkv_state_rows(step, state_layer, r->cpu.states));
-    if (h->features.recurrence == FKV_SHORT_CONV) {
-        run_short_conv(&m);
-    } else {
-        m.conv_offset = (uint64_t)s->n_v_heads * s->v_dim * s->k_dim;
-        if (h->features.recurrence == FKV_MAMBA2)
-            run_mamba2(&m);
-        else
-            run_delta_net(&m);
-    }
+    if (h->features.recurrence == FKV_SHORT_CONV) return m;
+    m.conv_offset = (uint64_t)s->n_v_heads * s->v_dim * s->k_dim;
+    if (h->features.recurrence == FKV_MAMBA2)
+        m.keys_offset = output_width(h);
+    else
+        m.values_offset = 2 * (size_t)s->n_k_heads * s->k_dim;
+    return m;
+}
+
+fkv_status fkv_recurrent_run(fkv_runner *r, uint32_t index, fkv_step *step) {
+    mixer m = make_mixer(r, index);
+    FKV_TRY(fkv_state_rows(step, r->model->hparams->shapes[index].state_layer, r->cpu.states));
+    project_inputs(&m);
+    copy_all_inputs(&m, false);
+    update_states(&m);
+    finish_outputs(&m);
+    return FKV_OK;
+}
+
+fkv_status fkv_recurrent_replay(fkv_runner *r, uint32_t index, fkv_step *step) {
+    mixer m = make_mixer(r, index);
+    FKV_TRY(fkv_state_rows(step, r->model->hparams->shapes[index].state_layer, r->cpu.states));
+    for (uint32_t i = 0; i < r->n_rows; i++) r->cpu.states[i] = r->cpu.states[r->shortened[i]];
+    copy_all_inputs(&m, true);
+    update_states(&m);
     return FKV_OK;
 }

@@ -20,7 +20,16 @@ uint32_t fkv_recurrent_pad(const fkv_hparams *hparams);
 /* Reserves the buffers of recurrent layers (carve.h). */
 void fkv_recurrent_layout(fkv_carve *carve, fkv_runner *runner);
 
-/* Runs a recurrent layer over all rows of the step. state_layer: index of its state in the cache. */
-fkv_status fkv_recurrent_run(fkv_runner *runner, const fkv_packed_layer *layer, uint32_t state_layer, fkv_step *step);
+/* Reserves memory for the inputs that fkv_recurrent_replay() needs. */
+void fkv_recurrent_layout_saved(fkv_carve *carve, fkv_runner *runner);
+
+/* Runs a recurrent layer over all rows of the step. index: index of the layer in the model. Saves the inputs of the rows that
+ * saved_from selects. */
+fkv_status fkv_recurrent_run(fkv_runner *runner, uint32_t index, fkv_step *step);
+
+/* Writes the states of shortened rows again: runs the convolution and the recurrence over the saved inputs of the first tokens of
+ * each row. Costs little, because it needs no matrix products. The tables of the runner must describe the shortened rows only
+ * (see fkv_runner.shortened). */
+fkv_status fkv_recurrent_replay(fkv_runner *runner, uint32_t index, fkv_step *step);
 
 #endif

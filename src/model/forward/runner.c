@@ -212,6 +212,8 @@ static void layout_runner(fkv_carve *carve, fkv_runner *r) {
     const fkv_hparams *h = r->model->hparams;
     uint32_t t = r->config.max_step_tokens;
     r->rows = FKV_CARVE(carve, r->config.max_seqs, fkv_row);
+    r->saved_from = FKV_CARVE(carve, r->config.max_seqs, uint32_t);
+    r->shortened = FKV_CARVE(carve, r->config.max_seqs, uint32_t);
     r->tokens = FKV_CARVE(carve, t, uint32_t);
     r->positions = FKV_CARVE(carve, t, uint32_t);
     r->logit_rows = FKV_CARVE(carve, t, uint32_t);
@@ -450,6 +452,7 @@ fkv_status fkv_runner_open(const fkv_model *model, const fkv_runner_config *conf
 
 void fkv_runner_close(fkv_runner *runner) {
     if (runner == NULL) return;
+    if (runner->step != NULL) (void)fkv_step_abort(runner->step);
     runner->model->backend->close(runner);
     fkv_map_close(runner, runner->bytes);
 }
@@ -484,29 +487,53 @@ static fkv_status append_row(fkv_runner *r, const fkv_tokens *row) {
     return FKV_OK;
 }
 
-fkv_status fkv_runner_forward(fkv_runner *runner, const fkv_tokens *rows, uint32_t n_rows, const float **logits) {
-    FKV_REQUIRE(runner != NULL && rows != NULL && n_rows > 0, FKV_BAD_ARGUMENT,
-                "fkv_runner_forward: runner or rows is NULL, or n_rows is 0");
+/* Validates the rows of a step, runs the step and leaves it open. call: name of the calling function, for error messages. */
+static fkv_status run_step(fkv_runner *runner, const fkv_tokens *rows, uint32_t n_rows, bool saves_inputs, const float **logits,
+                           const char *call, fkv_step **open) {
+    FKV_REQUIRE(runner != NULL && rows != NULL && n_rows > 0, FKV_BAD_ARGUMENT, "%s: runner or rows is NULL, or n_rows is 0",
+                call);
+    FKV_REQUIRE(runner->step == NULL, FKV_BAD_STATE, "%s: a step is open; end it with fkv_runner_accept() first", call);
     FKV_REQUIRE(n_rows <= runner->config.max_seqs, FKV_BAD_ARGUMENT,
                 "the step has %u entries but max_seqs is %u: each sequence may have at most one entry", n_rows,
                 runner->config.max_seqs);
     runner->n_rows = n_rows;
     runner->n_tokens = 0;
     runner->n_logit_rows = 0;
+    uint32_t n_saved = 0;
     for (uint32_t i = 0; i < n_rows; i++) {
         FKV_TRY(append_row(runner, &rows[i]));
         runner->rows[i] = (fkv_row){rows[i].seq, rows[i].n_tokens};
+        /* all rows whose inputs are saved fit, because each of their tokens has a logit row */
+        const bool is_saved = saves_inputs && rows[i].logits == FKV_LOGITS_ALL && rows[i].n_tokens > 1;
+        runner->saved_from[i] = is_saved ? n_saved : FKV_NOT_SAVED;
+        if (is_saved) n_saved += rows[i].n_tokens;
     }
     FKV_REQUIRE(logits != NULL || runner->n_logit_rows == 0, FKV_BAD_ARGUMENT,
                 "rows request logits but the logits pointer is NULL");
     fkv_step *step = NULL;
     FKV_TRY(fkv_step_begin(runner->cache, runner->rows, n_rows, &step));
     fkv_status status = runner->model->backend->forward(runner, step);
-    if (status == FKV_OK) status = fkv_step_commit(step);
     if (status != FKV_OK) {
         (void)fkv_step_abort(step);
         return status;
     }
     if (logits != NULL) *logits = runner->n_logit_rows != 0 ? runner->logits : NULL;
+    *open = step;
+    return FKV_OK;
+}
+
+fkv_status fkv_runner_forward(fkv_runner *runner, const fkv_tokens *rows, uint32_t n_rows, const float **logits) {
+    fkv_step *step = NULL;
+    FKV_TRY(run_step(runner, rows, n_rows, false, logits, "fkv_runner_forward", &step));
+    fkv_status status = fkv_step_commit(step);
+    if (status != FKV_OK) (void)fkv_step_abort(step);
+    return status;
+}
+
+fkv_status fkv_runner_verify(fkv_runner *runner, const fkv_tokens *rows, uint32_t n_rows, const float **logits) {
+    fkv_step *step = NULL;
+    FKV_TRY(
+        run_step(runner, rows, n_rows, runner != NULL && runner->cpu.saved_inputs != NULL, logits, "fkv_runner_verify", &step));
+    runner->step = step;
     return FKV_OK;
 }

@@ -10,6 +10,8 @@
 #include "../model.h"
 #include "vector_ops.h"
 
+enum { FKV_NOT_SAVED = UINT32_MAX };
+
 enum { FKV_ROPE_GLOBAL = 0, FKV_ROPE_LOCAL = 1, FKV_N_ROPES = 2, FKV_ROPE_NONE = 2 };
 
 /* Activations of the CPU backend; T = max_step_tokens. Rows are zero-padded to the column count of the matrices that read them, a
@@ -52,6 +54,7 @@ typedef struct fkv_cpu_runner {
                             is [T, n_v_heads * k_dim] */
     float *alpha_low, *gate_low; /* KDA: [T, padded k_dim] and [T, padded v_dim] inputs of the second low-rank projections */
     float *mixer_fused;          /* [T, rows of the fused projection] output of the fused projection, or NULL */
+    float *saved_inputs;         /* [recurrent layers, max_logit_rows, width] inputs of draft tokens, or NULL */
 
     /* Expert buffers, NULL for models without experts. */
     float *router;              /* [T, E] router logits */
@@ -96,6 +99,13 @@ struct fkv_runner {
     uint32_t n_rows;      /* number of entries in `rows` */
     uint32_t n_tokens;
     uint32_t n_logit_rows;
+
+    /* Speculative decoding (runner_draft.c). */
+    fkv_step *step; /* step that fkv_runner_verify() has left open, or NULL */
+    uint32_t
+        *saved_from; /* [max_seqs] index of each row's first token in the saved inputs of recurrent layers, or FKV_NOT_SAVED */
+    uint32_t *shortened; /* [max_seqs] indices of the rows from which fkv_runner_accept() discards tokens; it then removes all
+                            other rows from `rows` and saved_from */
 
     /* Callback for calibration, or NULL. It is called with the queries and keys of every layer that stores keys, before the
      * keys are written to the cache. The step has one sequence and starts at `position`. q: [rows, H, head_pad], k: [rows, G,
