@@ -2,7 +2,7 @@
 
 usage: hostile_clients.py PORT KEY CLIENTS SECONDS
 
-Each client repeats one behaviour until the time is over. Prints the number of attempts and the HTTP statuses of each behaviour as JSON.
+Each client repeats one behaviour until SECONDS have passed. Prints the number of attempts and the HTTP statuses of each behaviour as JSON.
 """
 
 import asyncio

@@ -2,7 +2,7 @@
 # dependencies, so that static libraries can be linked without naming them. An installed tree is relocatable.
 include(CMakePackageConfigHelpers)
 
-# Components are the packages of cmake/packages.cmake: libraries, development and program.
+# Each install component (libraries, development, program) is one package in cmake/packages.cmake.
 set(CMAKE_INSTALL_DEFAULT_COMPONENT_NAME development)
 set(flatkv_components LIBRARY COMPONENT libraries NAMELINK_COMPONENT development ARCHIVE COMPONENT development)
 
@@ -30,7 +30,7 @@ set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/flatkv)
 if(flatkv_has_mlx)
   install(FILES include/flatkv/mlx.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/flatkv)
   install(EXPORT flatkv_mlxTargets NAMESPACE flatkv:: DESTINATION ${package_dir})
-  if(flatkv_mlx_is_in_tree) # keeps the layout of scripts/get-mlx, in which its libraries find each other
+  if(flatkv_mlx_is_in_tree) # keeps the folder layout of scripts/get-mlx, because the rpaths of its libraries depend on it
     install(DIRECTORY ${flatkv_mlx_folder}/../../ DESTINATION ${CMAKE_INSTALL_LIBDIR}/flatkv PATTERN stamp EXCLUDE)
   endif()
   flatkv_mlx_rpath(rpath ${CMAKE_INSTALL_LIBDIR})

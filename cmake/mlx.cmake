@@ -11,7 +11,7 @@ find_library(FKV_MLX_LIBRARY mlxc PATHS ${mlx_in_tree}/cpu/mlx/lib DOC "mlx-c, a
 mark_as_advanced(FKV_MLX_INCLUDE_DIR FKV_MLX_LIBRARY)
 if(NOT FKV_MLX_INCLUDE_DIR OR NOT FKV_MLX_LIBRARY)
   if(FKV_MLX STREQUAL "ON")
-    message(FATAL_ERROR "FKV_MLX is ON and mlx-c was not found: run scripts/get-mlx (Linux) or brew install mlx-c (macOS)")
+    message(FATAL_ERROR "FKV_MLX is ON, but mlx-c was not found: run scripts/get-mlx (Linux) or brew install mlx-c (macOS)")
   endif()
   message(STATUS "mlx-c was not found; building without the MLX backend")
   return()

@@ -11,8 +11,8 @@ set(CPACK_PACKAGING_INSTALL_PREFIX /usr)
 set(CPACK_COMPONENTS_ALL libraries development program)
 set(CPACK_DEB_COMPONENT_INSTALL ON)
 set(CPACK_DEBIAN_FILE_NAME DEB-DEFAULT)
-set(CPACK_DEBIAN_PACKAGE_SHLIBDEPS ON) # dependencies from the libraries that the files are linked with
-set(CPACK_DEBIAN_PACKAGE_SHLIBDEPS_PRIVATE_DIRS ${PROJECT_BINARY_DIR}) # where it finds libflatkv
+set(CPACK_DEBIAN_PACKAGE_SHLIBDEPS ON) # derives package dependencies from the linked libraries
+set(CPACK_DEBIAN_PACKAGE_SHLIBDEPS_PRIVATE_DIRS ${PROJECT_BINARY_DIR}) # dpkg-shlibdeps finds libflatkv here
 set(CPACK_DEBIAN_PACKAGE_GENERATE_SHLIBS ON)
 set(CPACK_DEBIAN_PACKAGE_CONTROL_STRICT_PERMISSION ON)
 
@@ -28,7 +28,7 @@ set(CPACK_COMPONENT_DEVELOPMENT_DESCRIPTION "KV cache with a fixed memory plan, 
 set(CPACK_DEBIAN_PROGRAM_PACKAGE_NAME flatkv)
 set(CPACK_DEBIAN_PROGRAM_PACKAGE_SECTION science)
 set(CPACK_DEBIAN_PROGRAM_PACKAGE_DEPENDS "libflatkv (= ${PROJECT_VERSION})")
-set(CPACK_DEBIAN_PROGRAM_PACKAGE_RECOMMENDS ca-certificates) # flatkv pull
+set(CPACK_DEBIAN_PROGRAM_PACKAGE_RECOMMENDS ca-certificates) # flatkv pull verifies TLS certificates
 set(CPACK_COMPONENT_PROGRAM_DESCRIPTION "Runs and serves language models with a KV cache of fixed memory")
 
 foreach(component IN LISTS CPACK_COMPONENTS_ALL)

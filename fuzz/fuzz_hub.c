@@ -1,4 +1,4 @@
-/* Fuzzes what a hub sends: listings and GGUF headers. The first byte selects which. Every accepted listing must contain only safe
+/* Fuzzes the parsers of data from a hub. The first byte selects file listings or GGUF headers. Every accepted listing must contain only safe
  * file names and well-formed digests, and every variant must refer to files of the listing. */
 #include "../src/hub/gguf_header.h"
 #include "../src/hub/hub_variants.h"

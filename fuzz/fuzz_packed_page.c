@@ -1,6 +1,6 @@
-/* Fuzzes the readers of packed pages and open pages. Byte 0 selects the page and whether the input is its open form, byte 1
- * selects which parts of the input are repaired (FIX_ flags), so that the fuzzer gets past checks whose expected values it cannot
- * guess, and the other bytes are the packed page.
+/* Fuzzes the readers of packed pages and open pages. Byte 0 selects the page, and whether the input is its open form. Byte 1
+ * selects the parts of the input that are repaired (FIX_ flags), so that the fuzzer gets past checks whose expected values it
+ * cannot guess. The other bytes are the packed page.
  *
  * For any input the readers must not crash and must return a listed status. The cache must stay consistent, a rejected page must
  * leave it unchanged, and attention must work on any accepted bytes.

@@ -6,7 +6,7 @@
 
 flatkv and llama.cpp both round activations to 8 bits for integer products, but in different ways. If they disagree about the most
 likely token, these logits show which one is closer. The code is written for readability, not speed. It supports llama, qwen2 and
-gemma3, with one window of tokens and without a cache.
+gemma3, and processes one window of tokens without a cache.
 """
 
 import argparse

@@ -120,7 +120,7 @@ class Llama:
         self.system = lib.llama_print_system_info().decode()
         self.model = lib.llama_model_load_from_file(os.fsencode(path), lib.llama_model_default_params())
         if not self.model:
-            raise SystemExit(f"llama.cpp cannot load {path}")
+            raise SystemExit(f"{path}: llama.cpp cannot load this model")
         self.vocab = lib.llama_model_get_vocab(self.model)
         self.n_vocab = lib.llama_vocab_n_tokens(self.vocab)
         self.bos = lib.llama_vocab_bos(self.vocab)

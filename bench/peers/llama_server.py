@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Runs llama.cpp's HTTP server from the package xllamacpp, with some options of llama-server. Needs no build of llama.cpp.
+"""Runs llama.cpp's HTTP server from the package xllamacpp, and accepts some options of llama-server. llama.cpp need not be compiled.
 
     python3 -m venv peers && peers/bin/pip install xllamacpp
     peers/bin/python bench/peers/llama_server.py -m MODEL.gguf -c 8192 -t 2 --port 8081

@@ -12,7 +12,7 @@ scored. Windows are prefilled in chunks, so that later chunks attend to quantize
 
 MLX's CPU backend takes minutes per window. --dequantize computes attention over the dequantized cache in numpy, which differs only in the
 order of sums. With OpenBLAS preloaded (LD_PRELOAD=libopenblas.so.0), a window of a small model then takes less than a minute. On a GPU,
-quantized_matmul has no float32 kernel, so attention also uses the dequantized cache, and the CPU quantizes. Set MLX_ENABLE_TF32=0 there, or
+quantized_matmul has no float32 kernel, so attention also uses the dequantized cache, and the CPU quantizes. Set MLX_ENABLE_TF32=0 on a GPU; otherwise,
 products are rounded to 10 bits. Prints one JSON object; an interrupted run reports the completed windows.
 """
 

@@ -67,15 +67,15 @@ int main(int argc, char **argv) {
     uint32_t *tokens = read_tokens(argv[2], &n_tokens);
     if (tokens == NULL || n_tokens == 0) {
         free(tokens);
-        return fail(argv[2], "no tokens could be read");
+        return fail(argv[2], "cannot read tokens from this file");
     }
     FILE *out = fopen(argv[3], "wb");
     if (out == NULL) {
         free(tokens);
-        return fail(argv[3], "could not be opened for writing");
+        return fail(argv[3], "cannot open this file for writing");
     }
     int code = run(argv[1], tokens, n_tokens, out, argc > 4 ? (uint32_t)strtoul(argv[4], NULL, 10) : 0);
-    if (fclose(out) != 0 && code == 0) code = fail(argv[3], "could not be written");
+    if (fclose(out) != 0 && code == 0) code = fail(argv[3], "cannot write this file");
     free(tokens);
     return code;
 }
