@@ -1,5 +1,5 @@
-/* Fuzzes the parsers of data from a hub. The first byte selects file listings or GGUF headers. Every accepted listing must contain only safe
- * file names and well-formed digests, and every variant must refer to files of the listing. */
+/* Fuzzes the parsers of data from a hub. The first byte selects file listings or GGUF headers. Every accepted listing must
+ * contain only safe file names and well-formed digests, and every variant must refer to files of the listing. */
 #include "../src/hub/gguf_header.h"
 #include "../src/hub/hub_variants.h"
 

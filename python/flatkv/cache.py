@@ -67,12 +67,12 @@ def _tokens(tokens: Iterable[int] | None) -> np.ndarray:
 
 
 def _numpy_of(rows: Any) -> Any:
-    """Returns rows of another library (MLX, PyTorch, JAX) as a numpy array without a copy, if their memory allows it."""
+    """Returns rows of another library (MLX, PyTorch, JAX) as a numpy array, without a copy if possible."""
     if isinstance(rows, np.ndarray) or not hasattr(rows, "__dlpack__"):
         return rows
     try:
         return np.from_dlpack(rows)
-    except (BufferError, RuntimeError, TypeError):  # on another device, read-only or of a type that numpy does not have
+    except (BufferError, RuntimeError, TypeError):  # rows on another device, read-only rows, or rows of a type that numpy lacks
         return np.asarray(rows)
 
 
@@ -140,7 +140,7 @@ class Sequence:
 
 
 class _Pages(Owner):
-    """Common part of host and MLX caches: sequences, statistics and the open step."""
+    """Base class of host and MLX caches: sequences, statistics and the open step."""
 
     def __init__(self, config: Config, plan: Plan, handle: int):
         self.config = config
@@ -230,7 +230,7 @@ def _abort_dropped(cache: Callable[[], _Pages | None], pointer: int) -> None:
 
 
 class _Transaction:
-    """Common part of host and MLX steps. Leaving the `with` block commits the step; an exception aborts it."""
+    """Base class of host and MLX steps. Leaving the `with` block commits the step; an exception aborts it."""
 
     def __init__(self, cache: _Pages, rows: Iterable[tuple[Sequence, int]]):
         self._pointer, self.n_tokens = cache._begin(rows)
@@ -241,7 +241,7 @@ class _Transaction:
     @property
     def _handle(self) -> C.c_void_p:
         if not self._dropped.alive:
-            raise BadCall("FKV_BAD_STATE", "this step is over, because it was committed or aborted or its cache was closed; begin another one")
+            raise BadCall("FKV_BAD_STATE", "this step is over, because it was committed or aborted, or its cache was closed; begin a new step")
         return self._pointer
 
     def _invalidate(self) -> None:

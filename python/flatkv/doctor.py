@@ -1,4 +1,4 @@
-"""Checks flatkv on this machine and prints a page for bug reports: versions, kernel accuracy, memory and speed."""
+"""Checks flatkv on this machine and prints a report for bug reports: versions, kernel accuracy, memory and speed."""
 from __future__ import annotations
 
 import argparse
@@ -192,7 +192,7 @@ def main(arguments: list[str]) -> int:
         page.line("MLX", f"not used: {error}")
     else:
         page.attempt("MLX", lambda: on_mlx(page))
-    page.line("result", "all checks passed" if page.good else "some checks failed; please report this page", page.good)
+    page.line("result", "all checks passed" if page.good else "some checks failed; please report a bug with this output", page.good)
     return 0 if page.good else 1
 
 

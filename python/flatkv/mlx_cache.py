@@ -94,7 +94,7 @@ class MlxStep(_Transaction):
         found: tuple[Any, Any] | int = _native.mlx_fetch(self._at, layer, row)
         if isinstance(found, int):
             check(found)
-            raise AssertionError("a status is not zero")
+            raise AssertionError("mlx_fetch() returned FKV_OK without arrays")
         return found
 
     def pending(self) -> list[Any]:

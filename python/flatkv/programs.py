@@ -1,7 +1,7 @@
 """Runs the programs of mlx-lm with flatkv installed: `python -m flatkv server`, `chat` and `generate`.
 
-All options of mlx-lm's programs are passed on. --max-tokens keeps its meaning there, the maximum number of generated tokens, so the
-size of the pool has the name --kv-tokens.
+All options of mlx-lm's programs are passed on. Because --max-tokens is their option for the maximum number of generated tokens, the
+size of the pool is set by --kv-tokens.
 """
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def describe(pool: Any) -> str:
 
 
 def report_plans(max_kv_size: int | None) -> Callable[[], None]:
-    """Opens the pool of every model that mlx-lm loads, and prints its plan. Returns the function that ends this."""
+    """Opens the pool of every model that mlx-lm loads, and prints its plan. Returns a function that undoes this."""
     import mlx_lm.utils
 
     from .lm.hook import Redirection
@@ -81,7 +81,7 @@ def main(name: str, arguments: list[str]) -> int:
     options, rest = parser.parse_known_args(arguments)
     malloc.return_freed_memory()
     try:
-        program = importlib.import_module(f"mlx_lm.{name}")  # before install(), which changes functions of imported modules only
+        program = importlib.import_module(f"mlx_lm.{name}")  # must precede install(), which changes only functions of modules that are already imported
     except ImportError as error:
         parser.error(f"{error}; install mlx-lm with `pip install mlx-lm`")
     of_lm = argparse.ArgumentParser(add_help=False, allow_abbrev=False)

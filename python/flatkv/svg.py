@@ -1,4 +1,4 @@
-"""Draws plans and page usage as SVG for notebooks, without further dependencies."""
+"""Draws plans and page usage as SVG for notebooks, without additional dependencies."""
 from __future__ import annotations
 
 from html import escape

@@ -58,7 +58,7 @@ def relative(found, wanted):
 
 
 def logit_errors(model):
-    """Returns the relative error of the logits for each codec, and for 16-bit pages also relative to mlx-lm with rows of 16 bits."""
+    """Returns the relative error of the logits for each codec, and for 16-bit pages also the error relative to mlx-lm with rows rounded to 16 bits."""
     mx.random.seed(1)
     tokens = mx.random.randint(0, census_models.SMALL["vocab_size"], (1, CUTS[-1]))
     own = logits(model, OWN(model), tokens)
@@ -87,7 +87,7 @@ def check_type(name, look):
         return found if look else found | logit_errors(model)
     except UnsupportedModel as error:
         return {"kept": False, "reason": str(error)}
-    except Exception as error:  # also raised by models that mlx-lm cannot run on this machine
+    except Exception as error:  # includes exceptions of models that mlx-lm cannot run on this machine
         return {"kept": True, "error": f"{type(error).__name__}: {str(error)[:200]}"}
 
 

@@ -4,7 +4,7 @@ usage: gpu_check.py [--json FILE] [--quick] [--seconds N] [--tokens N] [--only P
 
 Default parts, in order of importance:
   decode     Llama-3-8B's shape with random 4-bit weights: decode speed after a history of random rows, for flatkv's codecs, mlx-lm's
-             unquantized cache and flatkv without compiled graphs, with the host's share of a token
+             unquantized cache and flatkv without compiled graphs; also the host time per token
   short      the same after a short history, interleaved twice
   fixed      one token computed repeatedly after N - 1 tokens, a shape that MLX's quantized matmul supports: mlx-lm's quantized and
              unquantized caches and flatkv

@@ -18,7 +18,7 @@ import tarfile
 import tempfile
 import unittest
 
-os.environ.setdefault("HF_HUB_OFFLINE", "1")  # tests that download models fail at once
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # makes tests that download models fail immediately
 import mlx.core as mx  # noqa: E402
 import mlx_lm.utils  # noqa: E402
 from conftest import llama, tokenizer  # noqa: E402
@@ -36,8 +36,8 @@ SKIPPED = {
     "test_completion_quantizes_the_cache": QUANTIZED,
 }
 # test_models builds models with up to 8192 channels and 40 layers, and float16 models with experts, but never evaluates them. With
-# flatkv, a pass over MLX's CPU backend is evaluated before the next one begins, for which such models are too large and for which
-# MLX's CPU backend lacks float16 operations. census.py tests every model type instead.
+# flatkv, each pass on MLX's CPU backend is evaluated before the next one begins. These models are too large to evaluate, and MLX's CPU
+# backend lacks float16 operations that they need. census.py tests every model type instead.
 LEFT_OUT = ("test_models",)
 
 

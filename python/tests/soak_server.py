@@ -2,8 +2,8 @@
 
 usage: soak_server.py [--seconds N] [--clients 10,64,200] [--codec NAME] [--json FILE]
 
-The model is a small Llama with random weights, whose maximum length gives a pool of POOL_TOKENS tokens by default. Pages are 16-bit, so
-that answers are those of mlx-lm; with another codec, the answers that flatkv's server gives one at a time are used instead. First, a
+The model is a small Llama with random weights, whose maximum length results in a default pool of POOL_TOKENS tokens. Pages are 16-bit, so
+that answers equal those of mlx-lm; with another codec, answers of flatkv's server to single requests are the reference. First, a
 server answers a set of prompts one at a time. Then, for every number of clients and for N seconds each, the clients send random prompts
 of this set to flatkv's server without pause. One request in ten has a prompt that exceeds the pool; it must be rejected with status 400.
 
@@ -58,7 +58,7 @@ sys.exit(flatkv.__main__.main())
 
 
 class Server:
-    """A server process. If memory is a path, it is flatkv's server, which writes its memory use to this file, otherwise mlx-lm's."""
+    """A server process: flatkv's server if memory is a path, to which it writes its memory use; otherwise mlx-lm's server."""
 
     def __init__(self, folder, log, memory=None, *options):
         with socket.socket() as s:

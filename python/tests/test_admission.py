@@ -75,7 +75,7 @@ def test_passes_larger_than_a_step_are_split_without_changing_the_logits(install
 
 @pytest.mark.parametrize("make", [lambda: llama(layers=1, vocab=256), lambda: census_models.build("deepseek_v3")], ids=["attended", "unpacked"])
 def test_no_pass_copies_the_pool(installed, make):
-    """MLX copies an array that another operation still reads when it is updated, so every pass must be evaluated before the next one."""
+    """MLX copies an array on update if another operation still reads it, so every pass must be evaluated before the next one."""
     model = make()
     installed(max_tokens=1 << 17, codec="16/16", max_step_tokens=64)
     cache = caches.make_prompt_cache(model)

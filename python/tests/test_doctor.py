@@ -10,7 +10,7 @@ LAYERS = {"8/8": doctor.LAYER, **doctor.SHAPES}
 
 
 def passes(layer, made):
-    """Returns whether doctor accepts a cache with the layer `made` as an implementation of `layer`."""
+    """Returns whether doctor accepts a cache that was created with the layer `made` when it checks for `layer`."""
     page = doctor.Page()
     codec = "8/8g32" if layer.head_dim % 64 else "8/8"
     page.attempt("x", lambda: page.kernel("x", layer, codec, lambda _, **o: flatkv.Cache(made, **o), lambda x: x, lambda *_: None))

@@ -39,7 +39,7 @@ def flatkv_command(*arguments):
 
 
 def run(capsys, name, *arguments):
-    """Runs a command in this process. Returns its status and what it wrote to both streams."""
+    """Runs a command in this process. Returns its exit status and its output on stdout and stderr."""
     try:
         status = programs.main(name, list(map(str, arguments)))
     except SystemExit as end:

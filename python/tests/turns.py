@@ -3,8 +3,9 @@
 usage: turns.py [FAMILY...] [--turns N] [--own-turns N] [--tokens N] [--json FILE]
 
 Every turn appends a message of --tokens tokens to the conversation. The message ends with the TAIL tokens that begin a reply. In the
-next turn, the tail and the reply are rendered differently, as chat templates do that remove reasoning, so every turn diverges from
-the stored prompt cache TAIL tokens before the end of the previous prompt. The exit status is 1 if a turn with flatkv computes more than its new tokens and 80 more, or if a reply differs from that of mlx-lm.
+next turn, the tail and the reply are rendered differently, as by chat templates that remove reasoning, so every turn diverges from
+the stored prompt cache TAIL tokens before the end of the previous prompt. The exit status
+is 1 if a turn with flatkv computes more than 80 tokens in addition to its new ones, or if a reply differs from that of mlx-lm.
 """
 import argparse
 import json

@@ -2,7 +2,7 @@
 
 A request is admitted once pages for its prompt and for all tokens that it may generate are reserved, so an admitted request never runs
 out of pages. Requests of a BatchGenerator that do not fit yet wait in its queue, in order. A request that can never fit raises
-DoesNotFit before it starts; in mlx-lm's server only that request fails.
+DoesNotFit before it starts. In mlx-lm's server, only this request fails.
 """
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ def _copy_if_shared(queue: Any, i: int) -> None:
 
 
 def _reserve_first(queue: Any, n: int) -> tuple[int, DoesNotFit | None]:
-    """Reserves pages for up to n requests of the queue, in order, until one does not fit. Returns how many fit, and the error."""
+    """Reserves pages for up to n requests of the queue, in order, until one does not fit. Returns the number of admitted requests, and the error."""
     for i in range(min(n, len(queue))):
         _copy_if_shared(queue, i)
         error = _can_run(queue[i])
@@ -199,7 +199,7 @@ class _Blocked:
 
 
 def _admit(generator: Any) -> tuple[int, DoesNotFit | None]:
-    """Reserves pages for the first requests of the queue. Returns how many fit, and the error of the first one that does not."""
+    """Reserves pages for the first requests of the queue. Returns the number of admitted requests, and the error of the first one that does not fit."""
     blocked = getattr(generator, "_flatkv_blocked", None)
     if blocked is not None and blocked.still_blocked(generator):
         return 0, blocked.error

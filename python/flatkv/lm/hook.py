@@ -1,7 +1,7 @@
 """install() and uninstall(): connect flatkv to mlx-lm.
 
-mx.fast.scaled_dot_product_attention is wrapped: keys that are PagedArray placeholders of a FlatKVCache are attended over pages, and
-other keys by MLX. Functions of mlx-lm are redirected by replacing their code objects, so that references which other modules imported
+mx.fast.scaled_dot_product_attention is wrapped. If its keys are PagedArray placeholders of a FlatKVCache, flatkv computes attention over
+the pages; otherwise, MLX's function is called. Functions of mlx-lm are redirected by replacing their code objects, so that references which other modules imported
 before install() are redirected as well. Models that flatkv does not support keep mlx-lm's own caches, and a warning is issued once.
 """
 from __future__ import annotations
@@ -35,7 +35,7 @@ from .sizing import DEFAULT_CONTEXT, context_length, sized_options
 
 
 class Redirection:
-    """Redirects every reference to a function, also those that other modules imported, by replacing the function's code object."""
+    """Redirects every reference to a function, including references that other modules imported, by replacing its code object."""
 
     def __init__(self, function: Any):
         self.function = function
@@ -99,7 +99,7 @@ class _Installation:
         return pool
 
     def layers(self, model: Any, own: list[Any]) -> list[KVLayer] | UnsupportedModel:
-        """Returns the KV layers of a model, or the reason why it is unsupported. own: caches that mlx-lm created for it."""
+        """Returns the KV layers of a model, or the reason why the model is unsupported. own: caches that mlx-lm created for the model."""
         key = id(model), probe.cache_types(own)
         known = self.layers_by_model.get(key)
         if known is not None and known[0]() is model:
@@ -260,7 +260,7 @@ def install(max_tokens: int | None = None, *, codec: str | None = None, rotate: 
     max_tokens: total tokens of all open sequences of a model, including stored prompt caches. All pages of a model are reserved when
     its first prompt cache is created; flatkv.plan(model, max_tokens) computes their bytes in advance. Without max_tokens, the pool holds
     up to max_contexts sequences of the model's maximum length, but takes at most half of the available memory.
-    memory_limit: maximum bytes of a pool, 0 for the available memory.
+    memory_limit: maximum size of a pool in bytes; 0 means the available memory.
     max_checkpoints: in models with recurrent layers, the maximum number of saved states to which a prompt cache can be trimmed.
     codec: bits of keys / bits of values, or "sealed". Without codec, pages are sealed if this needs no more memory than 8/4. rotate: "kv", "k", "v" or None; codec 16/16 is never rotated.
     max_seqs: maximum number of open sequences, including stored prompt caches. Further requests of a batch or of the server wait.

@@ -22,7 +22,7 @@ from ..plan import Plan
 
 @dataclasses.dataclass(frozen=True)
 class KVLayer:
-    """Shape of an attention layer in the model. Rows in pages can be wider, see page_layers()."""
+    """Shape of an attention layer in the model. Rows in pages can be wider (see page_layers())."""
 
     n_q_heads: int
     n_kv_heads: int

@@ -80,7 +80,7 @@ def recompute_trimmed(cache: Any) -> None:
     for seq, layers in by_seq.items():
         rewound = rewind(layers)
         if rewound is not None and rewound[1]:
-            assert seq.recompute is not None, "a sequence with tokens was computed by a model"
+            assert seq.recompute is not None, "a sequence with tokens has a model that can recompute them"
             seq.recompute(layers, rewound[1])
 
 
@@ -192,7 +192,7 @@ def wrap_model_call(call: Callable[..., Any], decode_graphs: DecodeGraphs) -> Ca
         pieces = _pieces(pool, cache, args, named)
         if len(pieces) == 1:
             return run_pass(pool, model, cache, *pieces[0])
-        with pool.lock:  # the lock is held, so that no pass of another thread runs between the pieces
+        with pool.lock:  # holds the lock, so that no pass of another thread runs between the parts of this pass
             results = [run_pass(pool, model, cache, *piece) for piece in pieces]
         return mx.concatenate(results, 1) if all(isinstance(r, mx.array) for r in results) else results[-1]
 

@@ -51,7 +51,7 @@ def _replacements(server: Any, pool_of: Callable[[Any, Any], Pool | None]) -> li
             n_prompt = len(found[0])
             pool.check_request(n_prompt, 1)
             if n_prompt + args.max_tokens > pool.max_tokens:
-                logging.warning("flatkv: max_tokens of a request was lowered from %d to %d, the size of the pool without the prompt",
+                logging.warning("flatkv: max_tokens of a request was lowered from %d to %d, the number of tokens that fit into the pool after the prompt",
                                 args.max_tokens, pool.max_tokens - n_prompt)
                 args.max_tokens = pool.max_tokens - n_prompt
         return found

@@ -1,7 +1,7 @@
 """Chooses the codec of a pool and sizes the pool for the machine, if install() was called without codec or max_tokens.
 
-Sealed pages need the least memory per token and are the fastest on a GPU, but every sequence needs additional open pages. The codec is
-sealed if such a pool holds at least as many tokens as one with 8/4 pages and takes no more memory, otherwise 8/4.
+Sealed pages need the least memory per token and are the fastest on a GPU, but every sequence needs additional open pages. The
+sealed codec is chosen if its pool holds at least as many tokens as a pool of 8/4 pages and takes no more memory; otherwise 8/4.
 
 The pool holds up to Options.max_contexts conversations of the model's maximum length, but takes at most half of the memory that is
 available when it is opened, or memory_limit if that option is given. The other half is left to activations and other programs.
