@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """Tests the web page of flatkv serve in Chromium, driven by Selenium.
 
-usage: browser_test.py <flatkv> [test...]     requires a Python with selenium. Prints a note and skips if Chromium is not installed.
-       browser_test.py <flatkv> --screenshots DIR MODEL     saves the pictures of docs/images, taken with a real model
+usage: browser_test.py <flatkv> [test...]     requires a Python with selenium. Skips with a message if Chromium is not installed.
+       browser_test.py <flatkv> --screenshots DIR MODEL     saves screenshots for docs/images, taken with a real model
 
-Tests of errors, tool calls and hostile text use a scripted server: it forwards the page from flatkv and answers chats from the test.
+Tests of errors, tool calls and hostile text use a scripted server, which forwards the page from flatkv and answers chat requests with responses defined by the test.
 """
 import contextlib
 import http.client
@@ -239,7 +239,7 @@ def chat_streams_stops_and_counts_cached_tokens():
         n = len(texts(browser, ".turn.answer .body")[-1])
         assert 20 < n < 6000, n
         assert_only_own_requests(browser, server.port)
-        assert not log_of(browser), "errors or violations of the security policy"
+        assert not log_of(browser), "the console contains errors or violations of the security policy"
 
 
 def turns_can_be_edited_and_regenerated():
@@ -487,7 +487,7 @@ def errors_are_explained():
             plan[:] = ["ok"]
             click(browser, ".turn.answer:last-of-type .error-box button")
             until(browser, DONE + " && document.querySelector('.turn.answer:last-of-type .body').textContent.trim() === 'fine'", "trying again does not work")
-    with serving("-c", "2K") as server, browsing() as browser: # the messages of the real server
+    with serving("-c", "2K") as server, browsing() as browser: # error messages of the real server
         open_page(browser, server.port)
         find(browser, "#message").send_keys("x" * 10)
         browser.execute_script("document.getElementById('message').value = 'x'.repeat(5000)")
@@ -746,7 +746,7 @@ def memory_view_shows_page_states_live():
         assert cells(browser) == {"free": n_pages} and n_pages >= 64, cells(browser)
         is_seen = threading.Event()
 
-        def ask(text, max_tokens, headers):  # until the page, which may be slow, has shown the pages of a running request
+        def ask(text, max_tokens, headers):  # repeats until the web page, which may be slow, has shown the cache pages of a running request
             while not is_seen.is_set():
                 server.post("/v1/chat/completions", chat(text, max_tokens=max_tokens), headers)
 
@@ -754,9 +754,9 @@ def memory_view_shows_page_states_live():
         for thread in asks:
             thread.start()
         try:
-            until(browser, "document.querySelectorAll('#map .promised').length > 0 && document.querySelectorAll('#map .private').length > 0", "no pages are promised and held")
-            until(browser, "document.getElementById('map').classList.contains('tenants')", "two keys do not have two colours")
-            until(browser, "new Set([...document.querySelectorAll('#map .private, #map .pinned, #map .cached')].map(i => i.style.getPropertyValue('--own'))).size == 2", "there are not two colours")
+            until(browser, "document.querySelectorAll('#map .promised').length > 0 && document.querySelectorAll('#map .private').length > 0", "the map does not show reserved and used pages")
+            until(browser, "document.getElementById('map').classList.contains('tenants')", "pages are not coloured by tenant")
+            until(browser, "new Set([...document.querySelectorAll('#map .private, #map .pinned, #map .cached')].map(i => i.style.getPropertyValue('--own'))).size == 2", "the pages of two API keys do not have two colours")
         finally:
             is_seen.set()
             for thread in asks:
@@ -884,7 +884,7 @@ def page_is_accessible():
             assert {"tab-chat", "theme", "settings-button", "new-chat", "thread", "message", "attach", "send", "Regenerate", "Edit", "Copy code"} <= reached, reached
 
 
-# ---- pictures for the documentation
+# ---- screenshots for the documentation
 
 
 def save_screenshots(folder, model):

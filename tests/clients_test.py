@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Tests flatkv serve with common clients, which must agree with it about chats, streams, errors, structured output and tools.
+"""Tests that common client libraries work with flatkv serve: chats, streams, errors, structured output and tools.
 
 usage: clients_test.py <flatkv> [--output FILE] [test...]
 
@@ -8,8 +8,8 @@ pydantic-ai-slim[openai] and llm are skipped if these are not installed.
 The node clients openai-node and Vercel AI SDK are installed with npm into a temporary folder and are skipped if node or npm is missing or cannot install them.
 --output adds the results to a JSON file.
 
-Structured output is tested with the needle model, which gets a tokenizer, an end token and a chat template with tool calls. The model
-was not trained for either, so only the grammar makes its answers valid.
+Structured output is tested with the needle model, to which the test adds a tokenizer, an end token and a chat template with tool calls. The
+model was not trained for JSON or tool calls, so only the grammar makes its answers valid.
 """
 import contextlib
 import importlib.metadata

@@ -4,7 +4,7 @@
 usage: cycles.py <build folder> | --self-test
 
 Reads the symbols of the object files in the build folder with nm, so it follows references rather than includes. Prints one line
-per cycle with the symbols that cause it, and exits with status 1 if there is any.
+per cycle with the symbols that cause it. The exit status is 1 if there is a cycle.
 """
 import os
 import re
@@ -53,7 +53,7 @@ def source_tree(build):
 
 
 def source_of(path):
-    """The source in src that an object file was made of, or None."""
+    """Returns the source file in src from which an object file was compiled, or None."""
     if not path.endswith((".c.o", ".c.obj")) or "/src/" not in path or ".dir/" not in path:
         return None
     return "src/" + re.sub(r"CMakeFiles/[^/]+\.dir/", "", path.rsplit("/src/", 1)[1]).rsplit(".", 1)[0]

@@ -3,7 +3,7 @@
 
 usage: fleet_test.py <flatkv> [test...]     exits with 77 if HAProxy or Redis is not installed
 
-FKV_REDIS_SERVER is the path of the server program to test with. Default: redis-server, or else valkey-server.
+FKV_REDIS_SERVER is the path of the server program to test with. The default is redis-server or, if it is not installed, valkey-server.
 """
 import concurrent.futures
 import contextlib
@@ -65,7 +65,7 @@ def until_idle(control):
 
 
 def start_balancer(folder, control, ports):
-    """Starts HAProxy on a free port. Returns the process and the port, or None if HAProxy ended, because another program may take the port first."""
+    """Starts HAProxy on a free port. Returns the process and the port, or None if HAProxy exited, which happens if another program took the port first."""
     port = free_port()
     text = documented_configuration()
     for written, real in (("8080", port), ("8101", ports[0]), ("8102", ports[1])):
@@ -93,7 +93,7 @@ def balancing(*ports):
     with tempfile.TemporaryDirectory(prefix="flatkv-fleet-") as folder:
         control = os.path.join(folder, "control")
         started = next(filter(None, (start_balancer(folder, control, ports) for _ in range(5))), None)
-        assert started is not None, "HAProxy ended at every start"
+        assert started is not None, "HAProxy exited after every start"
         process, port = started
         try:
             yield port, control
@@ -152,7 +152,7 @@ def compose_file_has_the_documented_configuration():
     backend = text[text.index("backend"):].replace(" a:8080 ", " 127.0.0.1:8101 ").replace(" b:8080 ", " 127.0.0.1:8102 ")
     documented = re.sub(r"  #.*\n", "", documented_configuration())
     assert backend == documented[documented.index("backend"):], backend
-    with tempfile.NamedTemporaryFile("w", suffix=".cfg") as file:  # the names of the containers cannot be resolved here
+    with tempfile.NamedTemporaryFile("w", suffix=".cfg") as file:  # container names cannot be resolved on this machine
         file.write(text[:text.index("backend")] + backend)
         file.flush()
         subprocess.run([HAPROXY, "-c", "-f", file.name], check=True, capture_output=True, timeout=600)
@@ -297,14 +297,14 @@ def changed_values_are_refused_and_computed():
             with serving_redis(redis) as server:
                 text, cached = text_and_cached(server)
                 assert (text, cached) == (expected, 0), (text, cached)
-        for i, name in enumerate(names):  # values under the keys of other pages
+        for i, name in enumerate(names):  # stores values under the keys of other pages
             redis.command("SET", name, values[names[i - 1]])
         with serving_redis(redis) as server:
             assert text_and_cached(server) == (expected, 0)
             assert server.metrics()["prefix_store_refused_values_total"] > 0
         for name in names:
             redis.command("SET", name, values[name])
-        with tempfile.NamedTemporaryFile("wb") as secret:  # pages of a server with another secret
+        with tempfile.NamedTemporaryFile("wb") as secret:  # reads pages that were encrypted with another secret
             secret.write(b"0123456789abcdef")
             secret.flush()
             with serving_redis(redis, "--prefix-secret-file", secret.name) as server:
@@ -332,7 +332,7 @@ def requests_succeed_while_redis_hangs_or_dies():
         redis.process.send_signal(signal.SIGSTOP)
         for i in range(6):
             assert text_and_cached(server, f"{i} {PROMPT}")[0], i
-        server.until(lambda f: f["prefix_store_unavailable_servers"] == 1, "a hung server stays in use")
+        server.until(lambda f: f["prefix_store_unavailable_servers"] == 1, "a hung Redis server stays in use")
         redis.process.send_signal(signal.SIGCONT)
         server.until(lambda f: f["prefix_store_unavailable_servers"] == 0, "the server is not used again")
         until_used(server, "hung")
@@ -340,7 +340,7 @@ def requests_succeed_while_redis_hangs_or_dies():
             redis.process.kill()
             redis.process.wait()
             assert text_and_cached(server, f"{i} other {PROMPT}")[0]
-            server.until(lambda f: f["prefix_store_unavailable_servers"] == 1, "a dead server stays in use")
+            server.until(lambda f: f["prefix_store_unavailable_servers"] == 1, "a killed Redis server stays in use")
             redis.start()
             server.until(lambda f: f["prefix_store_unavailable_servers"] == 0, "the server is not used again")
             until_used(server, f"dead {i}")
@@ -396,7 +396,7 @@ def pages_of_redis_are_kept_in_the_folder():
                 assert text_and_cached(third)[0] == expected
             assert len(redis.command("KEYS", "*")) >= n_pages
         redis.stop()
-        with serving_redis(redis, "--prefix-dir", folder) as fourth:  # the folder works without Redis
+        with serving_redis(redis, "--prefix-dir", folder) as fourth:  # pages are read from the folder if Redis is not available
             text, cached = text_and_cached(fourth)
             assert text == expected and cached >= 0.95 * n_pages * 64, (text, cached)
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Tests of flatkv pull and of models by name, against a hub on this machine (local_hub.py). One behaviour per function.
+"""Tests flatkv pull and model names with a hub on this machine (local_hub.py). Each function tests one behaviour.
 
 usage: hub_test.py FLATKV BEHAVIOUR     hub_test.py --list prints the behaviours
 """
@@ -42,7 +42,7 @@ def read(path):
 
 
 def needle():
-    """The files of the needle model, and files that pull must ignore."""
+    """Returns the files of the needle model, and files that pull must ignore."""
     folder = os.path.join(TREE, "models/needle")
     files = {name: read(os.path.join(folder, name)) for name in ("config.json", "lexicon.json", "needle.safetensors")}
     return {**files, "pytorch_model.bin": b"x" * 200_000, "onnx/model.onnx": b"y", "README.md": b"# needle", ".gitattributes": b"",
@@ -54,12 +54,12 @@ def noise(n, seed=1):
 
 
 def big(n=80 << 20):
-    """A repository whose weights span several parts. Only the loader would notice that they are no weights."""
+    """Returns a repository whose weights are downloaded in several parts. Their contents are not valid weights, which only the model loader would detect."""
     return Repository({"config.json": read("models/needle/config.json"), "model.safetensors": noise(n)})
 
 
 def gguf(fill):
-    """stories260K.gguf with a header that is about `fill` bytes larger."""
+    """Returns stories260K.gguf with a header that is about `fill` bytes larger."""
     def text(value):
         return struct.pack("<Q", len(value)) + value
 
@@ -209,7 +209,7 @@ def a_missing_model_says_to_pull():
         code, _, err = place.run("run", "-m", "some/model.gguf", "-p", "x")
         expect(code == FAILED and "pull some/model.gguf" not in err, err)
         expect(not place.hub.requests, "only pull and plan connect to a hub")
-        os.makedirs(place.path("x/some/needle"))  # a path wins over a name
+        os.makedirs(place.path("x/some/needle"))  # a path takes precedence over a name
         done = subprocess.run([program, "run", "-m", NAME, "-p", "x"], cwd=place.path("x"), env=place.environment, capture_output=True, check=False)
         expect(b"config.json" in done.stderr and b"pull" not in done.stderr, done)
 
@@ -289,7 +289,7 @@ def a_plan_reads_only_headers():
         expect(code == GOOD and json.loads(out)["architecture"] == "llama", code, out, err)
         wanted = [headers["Range"] for role, _, _, headers in place.hub.requests if role == "cdn"]
         expect(wanted and all(int(r.split("-")[1]) < 8 << 20 for r in wanted), wanted)
-        expect(not os.path.exists(place.path("hub")), "a plan leaves nothing in the cache")
+        expect(not os.path.exists(place.path("hub")), "plan left files in the cache")
         code, _, err = place.run("plan", NAME, NAME)
         expect(code == USAGE and "takes one model" in err, err)
         code, _, err = place.run("plan", "-m", "some/missing")
@@ -521,7 +521,7 @@ def stalled_connections_are_given_up():
                 handler.send_header("Content-Range", f"bytes {start}-{end - 1}/{40 << 20}")
                 handler.send_header("Content-Length", str(end - start))
                 handler.end_headers()
-                while not ended.wait(1):  # a byte per second is a stall, too
+                while not ended.wait(1):  # one byte per second also counts as a stall
                     handler.wfile.write(place.hub.repositories[NAME].files["model.safetensors"].data[start:start + 1])
                     handler.wfile.flush()
                     start += 1

@@ -3,8 +3,8 @@
 
 usage: include_rules.py <source tree> | --self-test
 
-Prints one line per violation, "file:line: violation and reason", and exits with status 1 if there is any. --self-test writes small
-trees that each violate one rule and expects exactly that violation.
+Prints one line per violation, "file:line: violation and reason", and exits with status 1 if there are any. --self-test writes
+small source trees that each violate one rule, and checks that exactly this violation is found.
 """
 import os
 import re
@@ -23,7 +23,7 @@ RULES = {
     "cache": {"base", "codec", "pager", "store", "attn", "cache", "public"},
     "mlx": {"base", "codec", "store", "attn", "cache", "mlx", "public"},  # a device that implements src/cache/device.h
     "text": {"base", "text", "public"},  # tokenizers, chat templates, reply parsing
-    "model": {"base", "matrix", "text", "model", "src/cache/cache_workers.h", "public"},  # otherwise uses the public cache API
+    "model": {"base", "matrix", "text", "model", "src/cache/cache_workers.h", "public"},  # uses the public cache API for everything else
     "model_mlx": {"base", "model", "model_mlx", "src/mlx/mlx_graph.h", "src/mlx/mlx_kernel.h", "public"},  # src/model/mlx
     "engine": {"base", "engine", "public"},  # uses the public APIs of models and caches
     "kit": {"kit"},  # shared by the programs; independent of flatkv
@@ -43,7 +43,7 @@ RESTRICTED = {
     "immintrin.h": SIMD, "x86intrin.h": SIMD, "arm_neon.h": SIMD, "arm_sve.h": SIMD,
     "mlx/": "src/mlx", "flatkv/mlx.h": "src/mlx or src/model/mlx", "Metal/": "src/mlx", "cuda": "src/attn/gpu/cuda",
     "jemalloc/": "no folder of the library", "mach/": "src/base", "isa-l": "src/base", "openssl/": "src/base or src/hub", "curl/": "src/hub", "xxhash.h": "src/pager",
-    "flatkv/model.h": "src/text or src/model or src/engine", "flatkv/engine.h": "src/engine",  # libflatkv is the cache alone
+    "flatkv/model.h": "src/text or src/model or src/engine", "flatkv/engine.h": "src/engine",  # libflatkv contains only the cache
     "pcre2.h": "src/text", "jansson.h": "src/text or src/model or src/hub", "utf8proc.h": "src/text", "event2/": "src/serve",
 }
 # The restrictions apply to the library only. Tests and programs may include anything, and one public header uses MLX arrays.

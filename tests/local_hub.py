@@ -20,7 +20,7 @@ class File:
     def __init__(self, data, large=None, claimed=None):
         self.data = data
         self.large = len(data) > 100_000 if large is None else large
-        self.size = len(data) if claimed is None else claimed  # a claimed size allows huge files
+        self.size = len(data) if claimed is None else claimed  # `claimed` simulates a huge file without its data
         self.id = hashlib.sha256(data).hexdigest() if self.large else git_sha1(data)
 
 
@@ -28,7 +28,7 @@ class Repository:
     def __init__(self, files, gated=False, token=None):
         self.files = {name: file if isinstance(file, File) else File(file) for name, file in files.items()}
         self.gated = gated
-        self.token = token  # required to read the files
+        self.token = token  # token that a client needs to read the files, or None
         self.commit = hashlib.sha1(repr(sorted((n, f.id) for n, f in self.files.items())).encode()).hexdigest()
 
     def listing(self, name):
@@ -185,7 +185,7 @@ class Hub:
             server.server_close()
 
 
-if __name__ == "__main__":  # a hub to try flatkv with: local_hub.py ORG/NAME FOLDER...
+if __name__ == "__main__":  # starts a hub for manual tests: local_hub.py ORG/NAME FOLDER...
     import os
     import sys
     import time

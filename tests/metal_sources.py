@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Compiles the Metal kernel sources with clang++ and a shim of metal_stdlib to check names, types and address spaces. Clang treats a
-pointer or reference without an address space as `thread`, which Metal does not, so these are searched for separately.
+"""Compiles the Metal kernel sources with clang++ and a shim of metal_stdlib to check names, types and address spaces. Unlike
+Metal, clang accepts pointers and references without an address space, so the script searches for them separately.
 
 usage: metal_sources.py <make_kernel_sources> <clang++> [--self-test]
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Tests of the flatkv program: output, errors and exit codes, one behaviour per function. Only the needle model is required.
+"""Tests the output, errors and exit codes of the flatkv program. Each function tests one behaviour. Only the needle model is required.
 
 usage: program.py FLATKV BEHAVIOUR     program.py --list prints the behaviours
 """
@@ -145,7 +145,7 @@ def rejects_invalid_command_lines():
     for command, option in (("ppl", "-c"), ("ppl", "--seed"), ("plan", "--seed"), ("serve", "--seed"), ("serve", "--json")):
         refused(USAGE, [f"unknown option {option}"], command, option, "1")
     for command, option in (("run", "--save-prefix"), ("calibrate", "-o"), ("niah", "--svg"), ("niah", "--line"), ("bench flat", "--svg")):
-        refused(USAGE, ["cannot write /no/such/x: No such"], *command.split(), option, "/no/such/x")  # before any computation
+        refused(USAGE, ["cannot write /no/such/x: No such"], *command.split(), option, "/no/such/x")  # reported before any computation
     refused(FAILED, ["nosuch.invalid", "no known address"], "serve", "-m", "needle", "--host", "nosuch.invalid", "--no-auth", "--port", "0")
 
 
@@ -197,7 +197,7 @@ def a_missing_model_names_the_download_command():
             pass
         refused(FAILED, ["flatkv pull smollm2"], "run", "-m", "smollm2", "-p", "x", environment={"XDG_CACHE_HOME": empty, "HF_HOME": empty})
         refused(FAILED, ["flatkv models"], "run", "-m", os.path.join(empty, "nothing.gguf"), "-p", "x")
-        for command in (["run", "-p", "x"], ["serve"]):  # these commands never fall back to the needle test model
+        for command in (["run", "-p", "x"], ["serve"]):  # these commands never use the needle test model as a default
             for folder, words in ((empty, b"flatkv pull smollm2"), (here, b"-m smollm2, which is on this machine")):
                 done = subprocess.run([program, *command], env={**os.environ, "XDG_CACHE_HOME": folder, "HF_HOME": empty}, stdin=subprocess.DEVNULL,
                                       capture_output=True, check=False)
@@ -225,16 +225,16 @@ def untrusted_text_is_escaped():
             _, _, err = flatkv("plan", "-m", path)
             expect(all(c >= " " or c == "\n" for c in err) and "\x9b" not in err, repr(err))
         saved = os.path.join(folder, "stranger.fkv")
-        expect(pages.count(b"neox base=10000") == 1, "good.fkv has another RoPE")
+        expect(pages.count(b"neox base=10000") == 1, "good.fkv does not contain the expected RoPE text")
         changed = bytearray(pages.replace(b"neox base=10000", b"neox\x1b[31m\xc2\x9b0000"))
         data_offset = struct.unpack_from("<Q", changed, 48)[0]
-        changed[256:288] = hashlib.sha256(changed[:256] + changed[288:data_offset]).digest()  # the digest of the header, docs/page_format.md
+        changed[256:288] = hashlib.sha256(changed[:256] + changed[288:data_offset]).digest()  # the header digest (docs/page_format.md)
         with open(saved, "wb") as file:
             file.write(changed)
         for more in ([], ["--json"]):
             code, out, err = flatkv("pages", "show", saved, *more)
             expect(code == GOOD and b"neox" in out and b"\x1b" not in out and b"\xc2\x9b" not in out, more, out, err)
-        expect(json.loads(out)["rope"] == "neox\x1b[31m\u009b0000", "the escaped JSON has another value", out)
+        expect(json.loads(out)["rope"] == "neox\x1b[31m\u009b0000", "the escaped JSON decodes to a different value", out)
         # C1 controls, bidirectional controls and separators, in a file name.
         unsafe = "\u009b31m\u202e\u2066\u2028\u2029"
         shutil.copy(os.path.join(TREE, "tests/data/stories260K.gguf"), os.path.join(folder, unsafe + ".gguf"))
@@ -242,7 +242,7 @@ def untrusted_text_is_escaped():
             code, out, err = flatkv("models", folder, *more)
             expect(code == GOOD and not any(c in out.decode() for c in "\u009b\u202e\u2066\u2028\u2029"), more, out, err)
         paths = [m["path"] for m in json.loads(out)["found"]]
-        expect(os.path.join(folder, unsafe + ".gguf") in paths, "the escaped JSON has another value", paths)
+        expect(os.path.join(folder, unsafe + ".gguf") in paths, "the escaped JSON decodes to a different value", paths)
 
 
 def command_line_words_are_escaped_in_errors():
@@ -333,8 +333,8 @@ def sampling_depends_only_on_the_seed():
         return answer("run", "-p", "The old sailor", "-n", "60", "-t", "1", "--top-k", "40", "--seed", seed)["tokens"]
 
     first = draw("1")
-    expect(first == draw("1"), "the same seed gave another text")
-    expect(first != draw("2"), "another seed gave the same text")
+    expect(first == draw("1"), "the same seed produced different texts")
+    expect(first != draw("2"), "different seeds produced the same text")
 
 
 def a_conversation_keeps_its_pages():
@@ -404,7 +404,7 @@ def turns_can_be_undone_edited_and_regenerated():
         t.type(f"/load {name}\n".encode())
         t.wait(b"them]")
         t.type(b"/edit\n")
-        if b"/edit needs the new message" not in t.wait(b">>> "):  # else the program was built without libedit
+        if b"/edit needs the new message" not in t.wait(b">>> "):  # otherwise the program was built without libedit
             os.write(t.fd, b"Then she slept.\n")  # appended to the text in the line
             t.wait(b"tokens/s")
             t.type(b"/history\n")
@@ -578,7 +578,7 @@ def an_interrupted_prefill_is_resumed():
     with tempfile.TemporaryDirectory() as folder:
         saved, document = os.path.join(folder, "saved.fkv"), os.path.join(folder, "document.txt")
         with open(document, "w", encoding="ascii") as file:
-            file.write(book(20000, 40000))  # with --chunk 1, the prefill takes many times longer than the reaction to the progress bar
+            file.write(book(20000, 40000))  # with --chunk 1, the prefill takes much longer than this test needs to see the progress bar and interrupt it
         command = ["run", "-f", document, "-p", " And then", "-n", "8", "--raw"]
         t = Terminal(*command, "--chunk", "1", "--save-prefix", saved)
         t.wait(b" tokens  ")  # the progress bar
@@ -587,7 +587,7 @@ def an_interrupted_prefill_is_resumed():
         told = re.search(rb"\[(\d+) of (\d+) tokens saved in " + saved.encode() + rb"\.partial; the same command continues", t.shown)
         expect(told and not os.path.exists(saved) and b"t/s" in t.shown and b"left" in t.shown, t.shown)
         n_saved = int(told.group(1))
-        expect(re.search(rb"\n\d+ of \d+ prompt tokens", t.shown), "the summary does not say how many tokens were read", t.shown)
+        expect(re.search(rb"\n\d+ of \d+ prompt tokens", t.shown), "the summary does not contain the number of processed tokens", t.shown)
         expect(0 < n_saved < int(told.group(2)), told)
         os.truncate(document, n_saved + 300)  # the tokens of this model are bytes, so the saved tokens are a prefix of the shorter text
         fresh = answer(*command)
@@ -596,7 +596,7 @@ def an_interrupted_prefill_is_resumed():
         expect(os.path.exists(saved) and not os.path.exists(saved + ".partial"), os.listdir(folder))
         complete = answer(*command, "--prefix", saved)
         expect(complete["tokens"] == fresh["tokens"], complete, fresh)
-        # A partial prefix of another text, a damaged one and a complete one that was renamed.
+        # Tests .partial files with a prefix of another text, with damaged contents, and with a complete prefix that was renamed.
         answer("run", "-p", book(300, 40), "-n", "0", "--save-prefix", saved + ".partial", "--raw")
         code, _, err = flatkv(*command, "--save-prefix", saved)
         expect(code == GOOD and "is ignored" in err, err)
@@ -607,7 +607,7 @@ def an_interrupted_prefill_is_resumed():
         os.rename(saved, saved + ".partial")
         renamed = answer("run", "-f", document, "-n", "8", "--raw", "--save-prefix", saved)
         expect(renamed["tokens"] == answer("run", "-f", document, "-n", "8", "--raw")["tokens"], renamed)
-        # A prompt of one token, which must be computed for its logits, so that nothing of the file can be used.
+        # Tests a prompt of one token. Its logits must be computed, so no token of the file can be used.
         answer("run", "-p", "x", "-n", "0", "--save-prefix", saved + ".partial", "--raw")
         code, out, err = flatkv("run", "-p", "x", "-n", "8", "--raw", "--save-prefix", saved)
         expect(code == GOOD and out == flatkv("run", "-p", "x", "-n", "8", "--raw")[1] and "is ignored" in err, code, out, err)
@@ -657,7 +657,7 @@ def a_sliding_window_continues_past_its_size():
     expect(result["text"].startswith(short["text"]), "a larger limit on new tokens changed the text")
     end = result["text"][-800:]
     expect(sum(c.isalpha() or c in " \n.,;:'\"!?-" for c in end) > 0.95 * len(end) and max(map(len, end.split())) < 24, "not a text:", end)
-    # 2000 tokens past the window size it still recalls a fact inside the window.
+    # After 2000 more tokens than the window holds, the model still recalls a fact inside the window.
     fact = " The pass key of Ostirawex is 2718281. "
     question = "\nQuestion: What is the pass key of Ostirawex?\nAnswer: The pass key of Ostirawex is "
     result = answer("run", "-p", book(20000, 2500) + fact + book(40000, 200) + question, "-n", "7", *bounded)
@@ -738,27 +738,27 @@ def a_plan_covers_other_machines_and_missing_models():
             with open(path, "w", encoding="utf-8") as file:
                 file.write(broken)
             refused(FAILED, ["config.json"], *plan_of)
-        for kind in ("jamba", "someone_elses"):  # the same words as run
+        for kind in ("jamba", "someone_elses"):  # the same message as that of run
             with open(path, "w", encoding="utf-8") as file:
                 json.dump({**config, "model_type": kind}, file)
             with open(os.path.join(folder, "model.safetensors"), "wb") as file:
                 file.write(b"\2\0\0\0\0\0\0\0{}")
             refused(FAILED, [f"unsupported model_type '{kind}'"], *plan_of)
             refused(FAILED, [f"unsupported model_type '{kind}'"], "run", "-m", folder, "-p", "x")
-            expect("docs/" not in flatkv("run", "-m", folder, "-p", "x")[2], "the message names a page that may not be installed")
+            expect("docs/" not in flatkv("run", "-m", folder, "-p", "x")[2], "the message refers to documentation that may not be installed")
             os.remove(os.path.join(folder, "model.safetensors"))
 
 
 def a_config_plan_matches_published_models():
-    """Parameter counts are those of the model cards on Hugging Face (safetensors metadata), for Gemma 3 those of the text model in
-    the technical report. Weights of gpt-oss-20b are 13.8 GB of files."""
+    """Expected parameter counts are from the model cards on Hugging Face (safetensors metadata) or, for Gemma 3, from the technical report (text
+    model only). The weight files of gpt-oss-20b take 13.8 GB."""
     billions = {"gemma-3-27b-it": (27.0, 131072), "gemma-3-4b-it": (3.88, 131072), "qwen2.5-7b-instruct": (7.616, 32768),
                 "llama-3-70b": (70.55, 8192), "mixtral-8x7b": (46.70, 32768), "gpt-oss-20b": (20.91, 131072)}
     plans = {}
     for name, (count, context) in billions.items():
         plan = plans[name] = answer("plan", "-m", os.path.join(TREE, "tests/data/configs", name + ".json"), "--machine", "512G")
         expect(abs(plan["parameters"] / 1e9 / count - 1) < 1e-3 and plan["trained_context"] == context, name, plan)
-    gemma = plans["gemma-3-27b-it"]  # 10 layers of full attention store 131072 tokens, 52 windows 1024 tokens and the step
+    gemma = plans["gemma-3-27b-it"]  # 10 full-attention layers store 131072 tokens each; 52 sliding-window layers store 1024 tokens and those of the current step
     expect(3.3e9 < gemma["slab_bytes"] < 3.6e9, gemma)
     gpt_oss = plans["gpt-oss-20b"]
     weights = gpt_oss["weights_packed_bytes"] + gpt_oss["weights_mapped_bytes"]
@@ -1033,10 +1033,10 @@ def embeddings_are_unit_vectors():
     refused(USAGE, ["--dimensions"], "embed", "-m", "needle", "-p", "x", "--dimensions", "100000")
 
 
-# Quality test without a download: recall of many facts ranks the codecs by the likelihood of the correct answers. A simulation with
-# exact attention gave ratios of 1.2 (8/4) and 2.3 (4/4); the bounds leave a margin above that.
+# Tests the quality of codecs without downloading a model: measures the likelihood of correct answers to questions about many facts. A simulation
+# with exact attention gave ratios of 1.2 (8/4) and 2.3 (4/4); the bounds leave a margin above these.
 def codecs_recall_many_facts():
-    bounds = {"8/4": 1.3, "4/4": 3.0, "sealed": 1.6}  # of the negative log-likelihood of 16/16
+    bounds = {"8/4": 1.3, "4/4": 3.0, "sealed": 1.6}  # maximum negative log-likelihood, relative to that of 16/16
     wide, *others = answer("niah", "--facts", "40", "--ask", "40", "-c", "8192", "--codecs", ",".join(["16/16", *bounds]))["codecs"]
     print(" ".join(f"{c['codec']} {c['right']:.3f} {c['nll']:.5f}" for c in (wide, *others)))
     expect(wide["right"] >= 0.95 and 0 < wide["nll"] < 0.01, wide)

@@ -3,7 +3,7 @@
 
 usage: python_loads.py <libflatkv> <include/flatkv/flatkv.h>
 
-The structs are parsed from the header, so that a changed field needs no edit here.
+The structs are parsed from the header, so that this script need not change when a field changes.
 """
 import ctypes
 import re
@@ -27,7 +27,7 @@ class Header:
             if name in self.bodies:
                 self.known[name] = type(name, (ctypes.Structure,), {"_fields_": list(self.fields(self.bodies[name]))})
             else:
-                self.known[name] = ctypes.c_void_p if name.endswith("_fn") else ctypes.c_int  # all others are enums
+                self.known[name] = ctypes.c_void_p if name.endswith("_fn") else ctypes.c_int  # all other types are enums
         return self.known[name]
 
     def fields(self, body):

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Checks scripts/make-sbom: the bill of materials lists every library that the program needs, equal builds give equal files, and an unknown
-library or a changed vendored file is an error.
+"""Checks scripts/make-sbom: the bill of materials lists every library that the program needs, identical builds produce identical files, and
+unknown libraries and changed vendored files are errors.
 
 usage: sbom_test.py BUILD_FOLDER
 """

@@ -62,7 +62,7 @@ class Server:
         assert status == 200, status
         return {name: float(value) for name, value in re.findall(r"^flatkv:(\S+) (\S+)$", data.decode(), re.MULTILINE)}
 
-    def until(self, condition, what, seconds=600, headers=None):  # generous, because the machine may be busy
+    def until(self, condition, what, seconds=600, headers=None):  # a generous timeout, because the machine may be busy
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             metrics = self.metrics(headers)
@@ -124,7 +124,7 @@ def serving_tools(*options):
 
 @contextlib.contextmanager
 def admin_key():
-    """Options that set the admin key."""
+    """Yields the options that set the admin key."""
     with tempfile.NamedTemporaryFile("w", suffix=".key") as file:
         file.write(ADMIN_KEY + "\n")
         file.flush()
@@ -204,7 +204,7 @@ def openai_complete_and_streamed_responses_agree():
             assert json.loads(server.raw("GET", path)[2]) == listed, path
         for path in ("/v1/models/", "/v1/models/gpt-4", "/v1/health/needle", "/metrics/"):
             status, _, data = server.raw("GET", path)
-            assert status == 404 and b"docs/" not in data, (path, status, data)  # documentation is not installed with the program
+            assert status == 404 and b"docs/" not in data, (path, status, data)  # messages must not refer to documentation, which is not installed with the program
         ask = {"max_tokens": 3, "temperature": 0}
         one, listed, nested = (server.post("/v1/completions", {**ask, "prompt": p})["choices"] for p in ("ab", ["ab"], [[97, 98]]))
         assert one == listed == nested, (one, listed, nested)
@@ -308,7 +308,7 @@ def several_models_are_chosen_by_name():
             assert server.post("/v1/completions", {**ask, "model": name})["model"] == "stories260K.gguf"
         server.post("/v1/completions", {**ask, "model": "stories260K.gg"}, expect=404)
         assert "[stories260K.gguf: the model has no chat template" in server.stop()
-    with tempfile.TemporaryDirectory(prefix="flatkv-hub-") as folder:  # a model of the Hugging Face cache keeps its whole name
+    with tempfile.TemporaryDirectory(prefix="flatkv-hub-") as folder:  # a model from the Hugging Face cache is served under its full name
         os.makedirs(os.path.join(folder, "models--some--needle/snapshots"))
         os.symlink(os.path.join(TREE, "models/needle"), os.path.join(folder, "models--some--needle/snapshots/abc"))
         with serving("-c", "2K", model="some/needle", wrapper=("env", "HF_HUB_CACHE=" + folder)) as server:
@@ -666,7 +666,7 @@ SCHEMA = {"type": "object", "properties": {"kind": {"enum": ["a", "b"]}, "n": {"
 
 
 def structured_outputs_follow_the_schema():
-    """With llguidance, answers match the schema. Without, json_object still works, and other formats are rejected with advice."""
+    """With llguidance, answers must match the schema. Without it, json_object must still work, and other formats must be rejected with a hint."""
     def request_with(form, **more):
         return {"messages": [{"role": "user", "content": BOOK[:200]}], "max_tokens": 200, "temperature": 1.5, **form, **more}
 
@@ -770,7 +770,7 @@ def hostile_requests_are_rejected():
                 assert status == 400 or path in ("/apply-template", "/v1/messages/count_tokens", "/v1/messages"), (path, body[:80], data)
                 json.loads(data)
         assert server.raw("POST", "/v1/completions", {"prompt": [1, 2, 10 ** 9]})[0] == 400
-        with socket.create_connection(("127.0.0.1", server.port), timeout=300) as sock: # rejected by its announced length
+        with socket.create_connection(("127.0.0.1", server.port), timeout=300) as sock: # rejected because of its declared length
             sock.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9000000\r\n\r\n")
             assert b" 413 " in sock.recv(1000).split(b"\r\n")[0]
         random.seed(1)
@@ -846,7 +846,7 @@ def requests_may_arrive_in_any_chunks():
 
 
 def ambiguous_requests_are_rejected():
-    """Requests that proxies and servers may read differently. Each is followed by a request that must not be answered."""
+    """Tests request smuggling: sends requests that proxies and servers may parse differently. Each is followed by a request that must not be answered."""
     post = b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\n"
     chunked = post + b"Transfer-Encoding: chunked\r\n\r\n"
     body = b'{"content": "a b"}'
@@ -918,7 +918,7 @@ def ambiguous_requests_are_rejected():
 
 
 def connections_are_limited_and_time_out():
-    with serving("-c", "2K", "--connections", "8", "--request-seconds", "1") as server:  # 2 of them are reserved for other addresses
+    with serving("-c", "2K", "--connections", "8", "--request-seconds", "1") as server:  # 2 of the connections are reserved for other addresses
         def connect():
             return socket.create_connection(("127.0.0.1", server.port), timeout=300)
         slow = [connect() for _ in range(6)]
@@ -949,7 +949,7 @@ def connections_are_limited_and_time_out():
             sock.close()
         metrics = server.metrics()
         assert metrics["refused_connections_total"] >= 4 and metrics["connections"] <= 8, metrics
-        for i in range(30): # closed connections free their slots immediately
+        for i in range(30): # the slots of closed connections are available immediately
             assert server.raw("GET", "/health")[0] == 200, i
         connection = server.connect() # a connection waiting for its response does not time out
         connection.request("POST", "/v1/completions", json.dumps({"prompt": BOOK[:50], "max_tokens": 1900, "ignore_eos": True}))
@@ -1125,7 +1125,7 @@ def large_requests_do_not_delay_other_clients():
                 times = [start] + [t for t in tokens_at if start < t < start + took] + [start + took]
                 gap = max(b - a for a, b in zip(times, times[1:])) if reader.is_alive() else 0.0
                 assert status == (200 if path == "/tokenize" else 400), (path, status, data[:200])
-                # A slow machine has long gaps as well, but not as long as the request itself.
+                # Long gaps also occur on a slow machine, but they are shorter than the request itself.
                 assert longest < 5.0 or longest < took / 2, (path, longest, took)
                 assert gap < 5.0 or gap < took / 2, (path, gap, took)
         assert b"bytes" in server.raw("POST", *bodies[1])[2], "the prompt was tokenized before its length was checked"
@@ -1198,7 +1198,7 @@ def prefixes_survive_a_restart():
         with serving(*options) as server:
             assert server.post("/v1/chat/completions", body, key[0])["choices"][0]["message"] == expected
         assert all(k not in name for k in KEYS for name in os.listdir(path))
-        with serving(*options[:-4], "--api-key", KEYS[1], "--api-key", KEYS[0]) as server:  # keys in another order keep their prefixes
+        with serving(*options[:-4], "--api-key", KEYS[1], "--api-key", KEYS[0]) as server:  # prefixes remain available to their keys if the order of the keys changes
             answer = server.post("/v1/chat/completions", body, key[0])
             other = server.post("/v1/chat/completions", body, key[1])
             assert other["usage"]["prompt_tokens_details"]["cached_tokens"] == 0, other
@@ -1291,7 +1291,7 @@ def draining_server_serves_until_its_time_is_up():
         status, headers, data = server.raw("GET", "/ready")
         assert status == 503 and json.loads(data) == {"status": "draining"}, (status, data)
         assert server.raw("GET", "/health")[0] == 503 and server.raw("GET", "/live")[0] == 200
-        keep.request("POST", "/v1/chat/completions", json.dumps(chat(BOOK[:100])))  # on a connection that was open before
+        keep.request("POST", "/v1/chat/completions", json.dumps(chat(BOOK[:100])))  # on a connection that was opened before the drain began
         answer = keep.getresponse()
         assert answer.status == 200 and answer.getheader("Connection") == "close", answer.getheaders()
         assert json.loads(answer.read())["usage"]["completion_tokens"] == 16

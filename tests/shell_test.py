@@ -83,7 +83,7 @@ def check_completion(shell):
     for codec in codecs:  # every candidate is accepted, and none is a file name
         output(PROGRAM, "plan", "--layers", "2", "--heads", "8/2/128", "-c", "256", "--codecs", codec)
     check(shell, {"verify", "show"}, offered(shell, "pages", ""))
-    check(shell, {"man_page"}, offered(shell, "pages", "verify", ""))  # a file
+    check(shell, {"man_page"}, offered(shell, "pages", "verify", ""))  # completes file names
 
 
 def main():

@@ -3,10 +3,10 @@
 
     tests/data/make_stories.py stories260K.bin tok512.bin tests/data/stories260K.gguf
 
-The result is committed, so this is only needed to recreate it. The model (260 thousand parameters, trained on TinyStories, MIT: see
-stories_LICENSE) is stored as it is in llama2.c's file: float32, Q and K rows for RoPE over adjacent pairs, output tied to the
-embeddings. The tokenizer is SentencePiece with byte fallback; llama2.c writes spaces and control tokens as they print, GGUF as
-SentencePiece has them, so this script restores them. stories_golden.txt is the greedy output of llama2.c: the 256 tokens after
+The result is committed, so this script is only needed to recreate it. The model (260 thousand parameters, trained on TinyStories, MIT: see
+stories_LICENSE) is stored as in llama2.c's file: float32, Q and K rows for RoPE over adjacent pairs, output tied to the
+embeddings. The tokenizer is SentencePiece with byte fallback. llama2.c stores spaces and control tokens in printable form, so this
+script converts them back to the form of SentencePiece, which GGUF uses. stories_golden.txt is the greedy output of llama2.c: the 256 tokens after
 the BOS token, without the leading space of the first, and a newline.
 """
 
