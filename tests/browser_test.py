@@ -221,7 +221,7 @@ def chat_streams_stops_and_counts_cached_tokens():
         assert "first token in" in texts(browser, ".usage")[0]
         send(browser, "and then")
         cached, computed = tokens_of(browser, "cached")[1], tokens_of(browser, "computed")[1]
-        assert cached >= 192 and cached + computed == 250, (cached, computed) # the second prompt contains the first
+        assert cached >= 192 and cached + computed == 250, (cached, computed) # the second prompt starts with the first one
         assert "of 8,192 tokens" in find(browser, "#context").text, find(browser, "#context").text
         set_setting(browser, "max_tokens", 6000)
         send(browser, "and now a long answer", wait=False)
@@ -479,7 +479,7 @@ def errors_are_explained():
             explained(*words)
             if kind == "lost":
                 assert "half an" in texts(browser, ".turn.answer .body")[-1], "the received text is not kept"
-            if kind == "large": # a question that got no answer is not part of later prompts
+            if kind == "large": # a question without an answer is not part of later prompts
                 plan[:] = ["ok"]
                 send(browser, "next")
                 assert "large" not in [message["content"] for message in server.bodies[-1]["messages"]] and server.bodies[-1]["messages"][-1]["content"] == "next"
@@ -544,7 +544,7 @@ def hostile_markdown_is_sanitized():
         browser.refresh() # stored conversations are rendered again
         until(browser, "document.querySelector('.turn.answer .turn-tools')", "the conversation is not shown")
         assert not browser.execute_script(VIOLATIONS, find(browser, ".turn.answer .body"))
-        # DOMPurify alone, without the escaping of raw HTML
+        # tests DOMPurify alone, without the escaping of raw HTML
         browser.execute_async_script("""
             const [corpus, done] = arguments, box = document.createElement("div");
             box.id = "pure";
@@ -709,7 +709,7 @@ def memory_view_draws_and_its_sums_are_true():
         assert "fixed" in texts(browser, "#reserved-text")[0]
         assert_only_own_requests(browser, server.port)
         assert not log_of(browser)
-        browser.refresh() # the address names the tab
+        browser.refresh() # the URL contains the open tab
         until(browser, "!document.getElementById('memory').hidden && document.getElementById('about').textContent", "the tab is not kept")
         find(browser, "#tab-memory").send_keys("\ue012") # arrow key
         assert find(browser, "#chat").is_displayed()
@@ -738,7 +738,7 @@ def memory_view_shows_page_states_live():
     with admin_key() as option, serving("-c", "4K", "--parallel", "4", "--api-key", KEYS[0], "--api-key", KEYS[1], *option) as server, browsing() as browser:
         first, second = ({"Authorization": "Bearer " + key} for key in KEYS)
         browser.get(f"http://127.0.0.1:{server.port}/")
-        until(browser, "document.getElementById('key-dialog').open", "no key is requested")  # the page has opened its database
+        until(browser, "document.getElementById('key-dialog').open", "no key is requested")  # by then, the page has opened its database
         browser.execute_script("sessionStorage.setItem('flatkv-key', arguments[0])", ADMIN_KEY)
         browser.get("about:blank")
         open_page(browser, server.port, "#memory")

@@ -220,7 +220,7 @@ def ollama_chats_streams_and_lists_models():
 
 
 def litellm_structured_output_and_tools():
-    os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # litellm does not download prices
+    os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # keeps litellm from downloading prices
     import litellm
     litellm.suppress_debug_info = True
     with serving_tools() as server:
@@ -315,7 +315,7 @@ def node_clients_structured_output_and_tools():
         VERSIONS.update({"openai-node": packages["node_modules/openai"]["version"], "vercel-ai": packages["node_modules/ai"]["version"]})
 
 
-# The tests and the packages that they use.
+# Each test and the package that it needs.
 TESTS = {openai_chat_streams_and_reports_errors: "openai", openai_responses_stream_and_report_errors: "openai", anthropic_streams_and_counts_tokens: "anthropic",
          langchain_invokes_streams_and_batches: "langchain-openai", openai_structured_output_and_tools: "openai",
          anthropic_structured_output_and_tools: "anthropic", langchain_structured_output_and_tools: "langchain-openai",

@@ -391,7 +391,7 @@ def pages_of_redis_are_kept_in_the_folder():
         with serving_redis(redis, "--prefix-dir", folder) as third:
             text, cached = text_and_cached(third)
             assert text == expected and cached >= 0.95 * n_pages * 64, (text, cached)
-            end = time.monotonic() + 600  # pages that Redis has lost are written to it again, once Redis has reported that it does not have them
+            end = time.monotonic() + 600  # pages that Redis lost are written again after a read has reported that they are missing
             while len(redis.command("KEYS", "*")) < n_pages and time.monotonic() < end:
                 assert text_and_cached(third)[0] == expected
             assert len(redis.command("KEYS", "*")) >= n_pages
@@ -427,7 +427,7 @@ def redis_over_tls_is_verified():
             with serving_tls("localhost", certificate) as first:
                 expected, _ = text_and_cached(first)
                 until_written(first, n_pages)
-            with serving_tls("127.0.0.1", certificate) as second:  # another name of the same server
+            with serving_tls("127.0.0.1", certificate) as second:  # the same server under another name
                 text, cached = text_and_cached(second)
                 assert text == expected and cached >= 0.95 * n_pages * 64, (text, cached)
                 assert second.metrics()["prefix_store_refused_values_total"] == 0

@@ -125,7 +125,7 @@ class Place:
                 try:
                     with open(os.path.join(blobs, name), encoding="ascii") as file:
                         total += sum(int(line) for line in file.read().splitlines()[1:])
-                except FileNotFoundError:  # completed in the meantime
+                except FileNotFoundError:  # the file was completed in the meantime
                     pass
         return total
 
@@ -325,7 +325,7 @@ def the_layout_is_that_of_huggingface_hub():
 
 def parts_are_downloaded_in_parallel_and_verified():
     with Place(some__needle=big()) as place:
-        together = threading.Barrier(3)  # no part is sent until three are requested
+        together = threading.Barrier(3)  # no part is sent until three have been requested
 
         def fault(handler, role, path):
             if role == "cdn":
@@ -443,11 +443,11 @@ def wrong_checksums_are_rejected():
             expect(not os.path.exists(place.path("hub/models--some--needle/refs/main")), "published")
             expect(not os.path.exists(place.path("hub/models--some--needle/blobs", file.id)), "a wrong file became a blob")
             file.data = data
-            shutil.rmtree(place.path("hub"))  # the other file is downloaded at the same time and may be complete
+            shutil.rmtree(place.path("hub"))  # also removes the other file, which was downloaded at the same time and may be complete
         once = iter([True])
 
         def fault(handler, role, path):
-            if role == "cdn" and next(once, False):  # one bad answer, then good ones
+            if role == "cdn" and next(once, False):  # the first answer is bad, later ones are good
                 start, end = handler.range_of(len(right))
                 handler.reply(206, b"\0" * (end - start), Content_Range=f"bytes {start}-{end - 1}/{len(right)}")
                 return True
@@ -555,7 +555,7 @@ def huge_and_malformed_answers_are_bounded():
                 handler.send_response(200)
                 handler.send_header("Transfer-Encoding", "chunked")
                 handler.end_headers()
-                for _ in range(4096):  # 4 GB
+                for _ in range(4096):  # up to 4 GB
                     handler.wfile.write(b"100000\r\n" + b"[" * 0x100000 + b"\r\n")
                     sent.append(1 << 20)
                 return True
@@ -634,7 +634,7 @@ def two_pulls_at_once_share_the_work():
     with Place(some__needle=big()) as place:
         def fault(handler, role, path):
             if role == "cdn":
-                wait_until(lambda: place.hub.count("hub", "config.json") >= 4)  # all have made their choice
+                wait_until(lambda: place.hub.count("hub", "config.json") >= 4)  # all four pulls have selected their files
                 time.sleep(1)
             return False
 

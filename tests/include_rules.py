@@ -16,12 +16,12 @@ import tempfile
 RULES = {
     "base": {"base", "public"},
     "codec": {"base", "codec", "public"},
-    "pager": {"base", "pager", "public"},  # integers only
+    "pager": {"base", "pager", "public"},  # uses only integers
     "store": {"base", "codec", "pager", "store", "public"},
     "attn": {"base", "codec", "attn", "public"},
     "matrix": {"base", "matrix", "public"},
     "cache": {"base", "codec", "pager", "store", "attn", "cache", "public"},
-    "mlx": {"base", "codec", "store", "attn", "cache", "mlx", "public"},  # a device that implements src/cache/device.h
+    "mlx": {"base", "codec", "store", "attn", "cache", "mlx", "public"},  # implements the device interface of src/cache/device.h
     "text": {"base", "text", "public"},  # tokenizers, chat templates, reply parsing
     "model": {"base", "matrix", "text", "model", "src/cache/cache_workers.h", "public"},  # uses the public cache API for everything else
     "model_mlx": {"base", "model", "model_mlx", "src/mlx/mlx_graph.h", "src/mlx/mlx_kernel.h", "public"},  # src/model/mlx
@@ -37,7 +37,7 @@ RULES = {
     "fuzz": {"base", "codec", "pager", "store", "attn", "cache", "matrix", "text", "model", "engine", "serve", "hub", "fuzz", "tests", "public"},
 }
 
-# Headers of an instruction set, SDK or library, and the only folders that may include them.
+# Headers of instruction sets, SDKs and libraries, each with the only folders that may include it.
 SIMD = "src/base/simd or src/attn/cpu or src/matrix/cpu"
 RESTRICTED = {
     "immintrin.h": SIMD, "x86intrin.h": SIMD, "arm_neon.h": SIMD, "arm_sve.h": SIMD,

@@ -263,13 +263,13 @@ def incomplete_models_are_explained():
         bare = shutil.copy(os.path.join(TREE, "models/needle/needle.safetensors"), os.path.join(folder, "bare.safetensors"))
         refused(FAILED, ["pass the folder", "config.json"], "run", "-m", bare, "-p", "x")
         strange = os.path.join(folder, "strange.gguf")
-        with open(strange, "wb") as file:  # one value: general.architecture = strange
+        with open(strange, "wb") as file:  # the file contains a single value: general.architecture = strange
             name, value = b"general.architecture", b"strange"
             file.write(b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + struct.pack("<Q", len(name)) + name + struct.pack("<IQ", 8, len(value)) + value)
         refused(FAILED, ["neither tensors nor a tokenizer", "strange"], "run", "-m", strange, "-p", "x")
 
 
-# An epsilon of 0 would divide by zero for rows of zeros and give slightly wrong results for all others.
+# An epsilon of 0 would cause a division by zero for rows of zeros, and slightly wrong results for all other rows.
 def a_model_without_norm_epsilon_is_rejected():
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "model.gguf")
@@ -363,7 +363,7 @@ def turns_can_be_undone_edited_and_regenerated():
         out, err = said(*lines)
         expect("there is no turn" in err and len(out) == len(lines) // 2, lines, out, err)
     expect("/edit needs the new message" in said(first, "/edit")[1])
-    # Sealed pages are truncated at earlier boundaries than the turns, so the cache may be shorter than the remaining text.
+    # Sealed pages can be truncated only at certain positions, which may precede the end of a turn, so the cache may be shorter than the text.
     long = [book(20000 + 150 * i, 150).replace("\n", " ") for i in range(4)]
     plain, _ = said(*long[:2], third)
     for lines in ((*long, "/undo", "/undo", third), (*long[:2], third, long[2], long[3], "/undo", "/undo", "/regenerate")):
@@ -375,7 +375,7 @@ def turns_can_be_undone_edited_and_regenerated():
         name = os.path.join(folder, "talk")
         _, err = said(*long, "/undo", "/undo", "/save " + name, "/undo", "/save " + name + "1")
         saved = [int(n) for n in re.findall(r"\[saved (\d+) tokens", err)]
-        expect(saved == [2 * (150 + 1 + 8), 150 + 1 + 8], saved, err)  # two turns, and then one, with an answer of 8 tokens each
+        expect(saved == [2 * (150 + 1 + 8), 150 + 1 + 8], saved, err)  # two turns, then one turn; each has an answer of 8 tokens
         expect(said("/load " + name, third)[0][-1] == plain[-1], "a saved conversation lost tokens")
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "chat.gguf")
@@ -398,14 +398,14 @@ def turns_can_be_undone_edited_and_regenerated():
         t.wait(b"[saved")
         with open(name + ".json", encoding="utf-8") as file:
             saved = json.load(file)
-        saved["messages"][0]["content"] = "Lily\x15went\x0aout.\x01"  # keys that delete the line, send it, and move the cursor
+        saved["messages"][0]["content"] = "Lily\x15went\x0aout.\x01"  # control characters that would delete the line, send it, and move the cursor
         with open(name + ".json", "w", encoding="utf-8") as file:
             json.dump(saved, file)
         t.type(f"/load {name}\n".encode())
         t.wait(b"them]")
         t.type(b"/edit\n")
         if b"/edit needs the new message" not in t.wait(b">>> "):  # otherwise the program was built without libedit
-            os.write(t.fd, b"Then she slept.\n")  # appended to the text in the line
+            os.write(t.fd, b"Then she slept.\n")  # appended to the text that /edit put into the line
             t.wait(b"tokens/s")
             t.type(b"/history\n")
             t.wait(b">>> Lily went out. Then she slept.")
@@ -429,7 +429,7 @@ def slash_commands_work_and_ctrl_c_stops_only_the_answer():
         t.wait(b"to quit]")
         t.type(b"The old sailor\n")
         t.wait(b"sailor")
-        t.wait_letters(20)  # of the answer
+        t.wait_letters(20)  # letters of the answer
         os.write(t.fd, b"\x03")
         t.wait(b"tokens/s")
         t.type(b"/set new 5\n")
@@ -514,7 +514,7 @@ def a_chat_uses_recommended_sampling():
             t.wait(b"tokens/s")
         expect(b"% full" in t.shown and b"dropped; -c" in t.shown, "a full context is not reported", t.shown)
         name = os.path.join(folder, "talk")
-        t.type(f"/save {name}.fkv\n".encode())  # a suffix is not repeated
+        t.type(f"/save {name}.fkv\n".encode())  # the suffix .fkv is not appended again
         t.wait(b"saved")
         t.type(b"/system Be kind.\n")
         t.type(b"Who is it?\n")
@@ -726,7 +726,7 @@ def a_plan_covers_other_machines_and_missing_models():
         expect(not plan("--machine", "16G", code=NO_FIT)["fits"], "16 GB of weights in 16 GB")
         expect(plan("--machine", "16G", "--weight-bits", "4.8")["fits"], "Q4_K_M")
         expect(plan("--machine", "16G", quantization={"bits": 4, "group_size": 64})["fits"], "4 bits")
-        for bits in "43":  # the calibration distributes bits among channels but does not change the total
+        for bits in "43":  # calibration distributes bits among channels without changing their total
             sealed, calibrated = (plan("--machine", "32G", "--codecs", f"{kind}{bits}/s{bits}") for kind in "sc")
             expect(sealed["slab_bytes"] == calibrated["slab_bytes"], bits, sealed, calibrated)
         windowed = plan("--machine", "32G", use_sliding_window=True, sliding_window=1024, layer_types=["sliding_attention", "full_attention"] * 18)
@@ -922,7 +922,7 @@ def a_missing_mlx_library_says_what_to_install():
     ask = ("run", "-p", "x", "-n", "1", "--device", "mlx")
     with tempfile.TemporaryDirectory() as folder:
         global program
-        program = shutil.copy(program, folder)  # a folder without the MLX library
+        program = shutil.copy(program, folder)  # copies the program to a folder without the MLX library
         refused(FAILED, ["was not found", "brew install mlx-c", "scripts/get-mlx", "-DFKV_MLX=ON"], *ask)
         expect(flatkv("run", "-p", "x", "-n", "1")[0] == GOOD, "--device cpu must work without the MLX library")
 

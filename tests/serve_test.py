@@ -255,7 +255,7 @@ def several_models_are_chosen_by_name():
         assert needle["model"] == "needle", needle
     with serving("-c", "512", "--alias", "tales", model=STORIES) as server:
         tales = server.post("/v1/completions", ask)
-    # Both caches are reduced to fit one budget.
+    # The caches of both models are reduced to fit one memory limit.
     with tempfile.TemporaryDirectory(prefix="flatkv-serve-") as path, \
             serving("-m", STORIES, "--alias", "needle", "--alias", "tales", "--memory", "76M", "--embeddings", "--embedding-tokens", "64", "--parallel", "2",
                     "--prefix-dir", path) as server:
@@ -263,8 +263,8 @@ def several_models_are_chosen_by_name():
         for name, alone in (("needle", needle), ("tales", tales), ("tales:latest", tales)):
             reply = server.post("/v1/completions", {**ask, "model": name})
             assert reply["choices"] == alone["choices"] and reply["model"] == alone["model"], (name, reply, alone)
-        assert server.post("/v1/completions", ask)["model"] == "needle"  # without a name, the first model answers
-        with concurrent.futures.ThreadPoolExecutor(8) as pool:  # both engines at the same time
+        assert server.post("/v1/completions", ask)["model"] == "needle"  # a request without a model name uses the first model
+        with concurrent.futures.ThreadPoolExecutor(8) as pool:  # uses both engines at the same time
             replies = list(pool.map(lambda i: server.post("/v1/completions", {**ask, "model": ("needle", "tales")[i % 2]}), range(8)))
         assert all(r["choices"] == (needle, tales)[i % 2]["choices"] for i, r in enumerate(replies)), replies
         message = [{"role": "user", "content": "x"}]
@@ -338,7 +338,7 @@ def anthropic_complete_and_streamed_responses_agree():
         assert whole["stop_reason"] in ("max_tokens", "end_turn") and whole["usage"]["output_tokens"] <= 8, whole
         ask["system"][0]["text"] = "x-anthropic-billing-header: cch=another\n" + BOOK[300:500]
         again = server.post("/v1/messages", ask)
-        assert again["usage"]["cache_read_input_tokens"] == 384, again # the changing line was removed
+        assert again["usage"]["cache_read_input_tokens"] == 384, again # the server removes the header line, which differs in every request
         assert again["content"] == whole["content"], (whole, again)
         events = events_of(server.raw("POST", "/v1/messages", {**ask, "stream": True})[2])
         names = [name for name, _ in events]
@@ -376,7 +376,7 @@ def claude_code_requests_reuse_their_prefix():
         assert status == 200 and data == b"" and int(reply["Content-Length"]) > 1000, (status, reply)
         n_prompt = server.post("/v1/messages/count_tokens?beta=true", claude_code(1), headers)["input_tokens"]
         whole = "You are an agent. " + BOOK[:64] + "\n" + BOOK[1000:1700] + "\n<system-reminder>\nToday\n</system-reminder>\n\nSay hello\n\nAgents: none."
-        assert n_prompt == len(whole), (n_prompt, len(whole)) # only the changing line was removed
+        assert n_prompt == len(whole), (n_prompt, len(whole)) # the server removed only the line that differs in every request
         used = []
         for turn in range(1, 4):
             body = {**claude_code(turn), "stop_sequences": [" "]}
@@ -637,7 +637,7 @@ def web_page_is_self_contained_and_strict():
         for path in ("page/vendor/marked.esm.js", "page/vendor/purify.min.js"):
             assert hashlib.sha256(files[path]).hexdigest() in listed, f"{path} differs from the published file"
         own = b"".join(data for path, data in files.items() if "/vendor/" not in path and not path.endswith(".svg"))
-        urls = set(re.findall(rb"https?://[\w.]+[^\s\"']*", own)) - {b"http://www.w3.org/2000/svg"} # the name of the SVG namespace
+        urls = set(re.findall(rb"https?://[\w.]+[^\s\"']*", own)) - {b"http://www.w3.org/2000/svg"} # this URL is only the name of the SVG namespace
         assert not urls, urls
         for path in ("/page/", "/page/nothing.js", "/page/index.html", "/page/../serve.c", "/page/vendor"):
             assert server.raw("GET", path)[0] == 404, path
@@ -707,7 +707,7 @@ def structured_outputs_follow_the_schema():
             error = server.post("/v1/chat/completions", request_with(schema_format(schema)), expect=400)["error"]
             assert error["param"] == "response_format" and len(error["message"]) > 20, (schema, error)
         assert "tool calls" in server.post("/v1/chat/completions", request_with(tools), expect=400)["error"]["message"] # the needle model has no tool syntax
-        hard = schema_format({"type": "string", "pattern": "(.*a.{20}|.*b.{25})*"}) # may exceed the work limit, which is an error of the client
+        hard = schema_format({"type": "string", "pattern": "(.*a.{20}|.*b.{25})*"}) # may exceed the work limit, which is reported as a client error
         assert server.raw("POST", "/v1/chat/completions", request_with(hard))[0] in (200, 400)
         server.until(all_pages_released, "pages of structured outputs are not released")
 
@@ -977,7 +977,7 @@ def descriptor_exhaustion_pauses_accepting():
         return False
     def ulimit(option):
         return "sh", "-c", f'ulimit {option} 64; exec "$0" "$@"'
-    with serving("-c", "2K", "--connections", "104", wrapper=ulimit("-S -n")) as server:  # the server raises a soft limit
+    with serving("-c", "2K", "--connections", "104", wrapper=ulimit("-S -n")) as server:  # the server raises the soft limit on open files
         idle = [connect(server) for _ in range(75)]
         assert is_healthy(server)
         for sock in idle:
@@ -1063,7 +1063,7 @@ def tenant_that_fills_the_queue_does_not_lock_out_others():
         running.close()
         assert json.loads(other.getresponse().read())["usage"]["completion_tokens"] == 4
         metrics = server.metrics(ADMIN)
-        assert metrics["num_requests_waiting"] >= 18, metrics  # each request of the first tenant runs for seconds
+        assert metrics["num_requests_waiting"] >= 18, metrics  # each request of the first tenant runs for several seconds
         for connection in queued:
             connection.close()
         server.until(all_pages_released, "pages are held after all requests", headers=ADMIN)
@@ -1160,7 +1160,7 @@ def clients_may_disconnect_during_preparation():
         for _ in range(8):
             with socket.create_connection(("127.0.0.1", server.port), timeout=300) as sock:
                 sock.sendall(head + body)
-                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")  # close with a reset
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")  # close() then resets the connection
         server.until(lambda f: f["num_requests_preparing"] == 0 and all_pages_released(f), "abandoned requests remain")
         assert server.post("/v1/chat/completions", chat("still there"))["choices"]
 
@@ -1239,7 +1239,7 @@ def killed_server_leaves_no_damaged_prefixes():
 
 
 def small_steps_fit_the_drafts_of_all_answers():
-    with serving("-c", "8K", "--chunk", "16", "--parallel", "8") as server:  # 8 answers with 3 drafts each exceed one step
+    with serving("-c", "8K", "--chunk", "16", "--parallel", "8") as server:  # 8 answers with 3 draft tokens each exceed the size of a step
         text = server.post("/v1/chat/completions", chat(BOOK[:100]))["choices"][0]["message"]["content"]
     with serving("-c", "8K", "--draft-tokens", "0") as server:
         assert server.post("/v1/chat/completions", chat(BOOK[:100]))["choices"][0]["message"]["content"] == text
@@ -1296,7 +1296,7 @@ def draining_server_serves_until_its_time_is_up():
         assert answer.status == 200 and answer.getheader("Connection") == "close", answer.getheaders()
         assert json.loads(answer.read())["usage"]["completion_tokens"] == 16
         assert server.post("/v1/chat/completions", chat(BOOK[:100]))["usage"]["completion_tokens"] == 16
-        server.process.send_signal(signal.SIGTERM)  # the second signal ends the server
+        server.process.send_signal(signal.SIGTERM)  # a second signal stops the server immediately
         server.stop(again=False)
     with serving("-c", "8K", "--drain-seconds", "0.2") as server:
         with concurrent.futures.ThreadPoolExecutor(3) as pool:

@@ -80,7 +80,7 @@ def check_completion(shell):
     check(shell, {"needle", "smollm2"}, offered(shell, "run", "-m", ""))
     codecs = offered(shell, "run", "--codecs", "")
     check(shell, {"sealed", "8/4", "16/16"}, codecs)
-    for codec in codecs:  # every candidate is accepted, and none is a file name
+    for codec in codecs:  # the program accepts every candidate, and no candidate is a file name
         output(PROGRAM, "plan", "--layers", "2", "--heads", "8/2/128", "-c", "256", "--codecs", codec)
     check(shell, {"verify", "show"}, offered(shell, "pages", ""))
     check(shell, {"man_page"}, offered(shell, "pages", "verify", ""))  # completes file names

@@ -154,7 +154,7 @@ def patched(defaults, n_ctx, k_type, v_type, n_threads, n_seqs):
         raise SystemExit("unknown layout of the context parameters in this version of llama.cpp: adapt patched() or use another version")
     ints[0], ints[1], ints[3] = n_ctx, BATCH, n_seqs
     ints[fours[0]] = ints[fours[0] + 1] = n_threads
-    ints[modes[0] + 3] = 1  # flash attention: required for quantized values, and used for 16-bit values too for equal conditions
+    ints[modes[0] + 3] = 1  # flash attention, which quantized values require; also used for 16-bit values, so that conditions are equal
     ints[types[0]], ints[types[0] + 1] = k_type, v_type
     octets[flags + 5] = 1 if n_seqs > 1 else 0  # unified KV buffer for all sequences
     return defaults
@@ -401,7 +401,7 @@ def main():
     parser.add_argument("--flatkv-logits", help="agreement: program that writes flatkv's logits, peer_logits of the build folder")
     parser.add_argument("--package", default="xllamacpp", help="xllamacpp, llama-cpp-python, or a folder with libllama.so (default: %(default)s)")
     options = parser.parse_args()
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # allows SIGINT to stop a background run as well
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # shells start background jobs with SIGINT ignored; this enables it again
     llama = Llama(options.package, options.model, options.threads)
     result = globals()[f"command_{options.command}"](llama, options)
     if result:

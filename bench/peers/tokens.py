@@ -26,7 +26,7 @@ import xllamacpp
 TREE = pathlib.Path(__file__).parents[2]
 VOCAB = TREE / "tests/data/vocab"
 SEPARATOR = b"\n__ggml_vocab_test__\n"
-PRE_TOKENIZERS = ("gpt-2", "smollm", "llama-bpe")  # scripts/make-tokenizer-vectors writes the others
+PRE_TOKENIZERS = ("gpt-2", "smollm", "llama-bpe")  # scripts/make-tokenizer-vectors writes the vectors of the other pre-tokenizers
 SCRIPTS = [(0x370, 0x4FF), (0x5D0, 0x5EA), (0x620, 0x6FF), (0x900, 0x97F), (0xE00, 0xE5B), (0x1100, 0x11FF), (0x2000, 0x206F),
            (0x2190, 0x23FF), (0x3040, 0x30FF), (0x4E00, 0x9FFF), (0xAC00, 0xD7A3), (0x300, 0x36F), (0x1D400, 0x1D7FF),
            (0x20000, 0x2A6DF)]
@@ -166,7 +166,7 @@ def write_vectors(path, name):
     llama = Vocabulary(path)
     for cases in ("cases", "edges"):
         if (cases, name) == ("cases", "gpt-2"):
-            continue  # the cases of llama.cpp include these vectors
+            continue  # llama.cpp's own test data already contains these vectors
         texts = (VOCAB / f"{cases}.inp").read_bytes().removesuffix(SEPARATOR).split(SEPARATOR)
         lines = (";".join(" ".join(map(str, llama.tokenize(text, special=special))) for special in (False, True)) for text in texts)
         (VOCAB / f"{cases}.{name}.out").write_text("".join(line + "\n" for line in lines))

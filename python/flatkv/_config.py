@@ -22,7 +22,7 @@ class Layer:
     window: int = 0  #: sliding window in tokens, including the query; 0: full attention
     n_sinks: int = 0  #: number of initial tokens that stay visible outside the window
     scale: float = 0.0  #: score scale; 0: 1 / sqrt(head_dim)
-    softcap: float = 0.0  #: logit soft cap c in c * tanh(score / c); 0: none
+    softcap: float = 0.0  #: soft cap c of scores, applied as c * tanh(score / c); 0: none
     sink_logits: tuple[float, ...] = ()  #: learned sink logit of each query head, with a zero value vector; (): none
 
 
@@ -81,7 +81,7 @@ class Config:
         struct.max_step_tokens, struct.page_tokens = count("max_step_tokens", max_step_tokens), count("page_tokens", page_tokens)
         struct.n_threads, struct.lazy, struct.memory_limit = count("n_threads", n_threads), lazy, count("memory_limit", memory_limit, 64)
         struct.page_type, struct.row_type = choice("page_type", page_type, TYPES), choice("row_type", row_type, TYPES)
-        if rotate == "auto":  # the codec of sealed values is made for rotated values
+        if rotate == "auto":  # the sealed codec for values assumes rotated values
             rotate = "v" if any(made.v.kind == _abi.FKV_CODEC_SEALED_V for made in self._structs) else None
         struct.rotate, struct.rotation_seed = choice("rotate", rotate, ROTATIONS), count("rotation_seed", rotation_seed, 64)
         struct.weights_id = (C.c_uint8 * 32)(*weights_id[:32])

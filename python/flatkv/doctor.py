@@ -18,7 +18,7 @@ from ._library import host
 
 TOKENS = 700
 LAYER = flatkv.Layer(8, 2, 128)
-#: layer shapes by name; a GPU compiles separate kernels for each
+#: layer shapes by name; separate kernels are compiled for each on a GPU
 SHAPES = {"head dimension 64": flatkv.Layer(9, 3, 64), "window with sinks": flatkv.Layer(4, 1, 256, window=200, n_sinks=4),
           "learned sinks, soft cap": flatkv.Layer(8, 4, 96, softcap=1.0, sink_logits=tuple(range(-2, 6)))}
 #: maximum relative L2 error against attention in double precision over normally distributed rows

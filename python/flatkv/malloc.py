@@ -10,7 +10,7 @@ import sys
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8  # parameters of mallopt(), from glibc's malloc.h
 LARGE_BYTES = 1 << 20  # blocks of at least this size are returned to the system when they are freed
-TRIM_BYTES = 4 << 20  # free memory at the end of the heap that is kept
+TRIM_BYTES = 4 << 20  # amount of free memory at the end of the heap that is not returned to the system
 MAX_ARENAS = 2  # glibc's default is 8 per CPU core; Python code needs fewer, because only one thread runs at a time
 
 

@@ -151,7 +151,7 @@ class Runner(Owner):
 
     def forward(self, seq: int, tokens: list[int]) -> np.ndarray:
         """Appends tokens to the sequence and returns the logits of the last token."""
-        logits, _ = C.c_void_p(), self.model._handle  # raises BadCall if the model is closed
+        logits, _ = C.c_void_p(), self.model._handle  # accessing _handle raises BadCall if the model is closed
         for at in range(0, len(tokens), self.max_step_tokens):
             ids = np.array(tokens[at:at + self.max_step_tokens], np.uint32)
             last = at + len(ids) == len(tokens)

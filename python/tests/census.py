@@ -35,7 +35,7 @@ def logits(model, cache, tokens):
     out = []
     for a, b in zip(CUTS, CUTS[1:]):
         rows = model(tokens[:, a:b], cache=cache).astype(mx.float32)
-        out.append(mx.where(mx.isinf(rows), 0, rows))  # logits of tokens that must not be generated
+        out.append(mx.where(mx.isinf(rows), 0, rows))  # infinite logits mark tokens that must not be generated
         mx.eval(out[-1])
     return mx.concatenate(out, 1)
 

@@ -235,7 +235,7 @@ def fill_history(cache, s, n_tokens, bits_, extra):
             mx.eval(cache[-1].state)
         return cache
     rows = [mx.random.normal((1, s.kv_heads, n_tokens + extra, s.head_dim)).astype(mx.bfloat16) for _ in range(2)]
-    for layer in cache:  # separate arrays per layer, or the first token would copy them
+    for layer in cache:  # each layer has its own arrays; shared arrays would be copied when the first token is written
         layer.keys, layer.values = (mx.quantize(x, group_size=64, bits=bits_) if bits_ < 16 else x + 0 for x in rows)
         mx.eval(layer.keys, layer.values)
         layer.offset = n_tokens
@@ -419,7 +419,7 @@ def runs(name, *makers):
                 break
             try:
                 result["runs"].append(make(model))
-            except RuntimeError as error:  # for example of mlx-lm; the remaining measurements still run
+            except RuntimeError as error:  # for example an error of mlx-lm; the remaining measurements still run
                 result["runs"].append({"who": "failed", "error": f"{type(error).__name__}: {error}"[:500]})
                 result["good"] = False
                 flatkv.uninstall()
@@ -507,7 +507,7 @@ def batch_tokens(model, prompts, n):
     return sorted(tokens.items())
 
 
-# part name: time limit in seconds, and the function
+# part name: (time limit in seconds, function)
 PARTS = {"decode": (120, runs("decode", lambda m: m.flat_decode("8/4"), lambda m: m.own_decode(), lambda m: m.flat_decode("s4/s4"), lambda m: m.flat_decode("4/4"),
                               lambda m: m.flat_decode("16/16"), lambda m: m.flat_decode("8/4", compile=False))),
          "short": (60, runs("short", *2 * (lambda m: m.flat_decode("8/4", CHUNK), lambda m: m.own_decode(16, CHUNK), lambda m: m.flat_decode("8/4", CHUNK, compile=False)))),

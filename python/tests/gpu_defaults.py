@@ -24,7 +24,7 @@ import flatkv
 LENGTHS = {512: (5, 1.0, 1.0), 2048: (5, 1.0, 1.0), 8192: (3, 1.0, 1.0), 131072: (3, 1.05, 1.7)}
 QUICK = {64: (2, 0.0, 0.0), 300: (1, 0.0, 0.0)}
 QUICK_TOKENS = 4096
-N_WARM = 2  # MLX instantiates CUDA graphs in the first runs with a cache, and which ones depends on the buffers that are reused
+N_WARM = 2  # warm-up runs, in which MLX instantiates CUDA graphs; the set of graphs depends on the buffers that are reused
 
 
 def run_once(model, prompt, step):

@@ -52,7 +52,7 @@ def checked(extra, maker):
             return update_table
         assert named["ensure_row_contiguous"] is True and len(named["output_names"]) in (1, 2)
         header = named["header"]
-        if extra == "shared_memory" and sys.platform == "linux":  # MLX hashes the CUDA source at every call, so it only includes a file
+        if extra == "shared_memory" and sys.platform == "linux":  # MLX hashes the CUDA source at every call, so the source must be short: it only includes a file
             assert re.fullmatch(r'#include "/proc/self/fd/\d+"\n', header) and len(named["source"]) < 1000, header
             with open(header.split('"')[1], encoding="utf-8") as file:
                 header = file.read()
@@ -116,7 +116,7 @@ def steps(metal, codec):
                 mx.export_function(os.path.join(folder, "graph.mlxfn"), a_step, *rows) if metal else mx.eval(a_step(*rows))
             except GraphBuilt:
                 pass
-        per_layer = 3 if n == 1 or sealed else 2  # write, decode, merge; write, (seal,) prefill
+        per_layer = 3 if n == 1 or sealed else 2  # kernels per layer: write, decode and merge, or write, seal (only sealed pages) and prefill
         assert len(calls) == 2 * per_layer and [c[0] for c in calls[:per_layer]] == [c[0] for c in calls[per_layer:]], [c[0] for c in calls]
         write, attend = calls[0], calls[1 if n == 1 else per_layer - 1]
         last_write = calls[1] if sealed and n > 1 else write
@@ -187,7 +187,7 @@ def scenario(model, compile):
     results.append((0, model(mx.array([[1], [2]]), cache=both)))
     length = 96 if cache[0].window == 0 and cache[1].window == 0 else 103  # windowed layers cannot be trimmed
     assert [c.offset.tolist() for c in both] == [[length, 105]] * len(both), [c.offset.tolist() for c in both]
-    assert pool.consistent() and pool.stats.aborts == (2 if compile else 0), pool.stats  # the first pass of batch size 1 and of batch size 2
+    assert pool.consistent() and pool.stats.aborts == (2 if compile else 0), pool.stats  # aborted steps: the first pass of batch size 1 and that of batch size 2
     decode_graphs = flatkv.lm.hook._installation.decode_graphs
     graphs = list(decode_graphs._by_pool[pool].values()) if compile else []
     assert all(not g.disabled and g.graphs for g in graphs), "compilation was disabled"

@@ -101,7 +101,7 @@ def run(files, reasons):
         sys.modules.pop(name, None)
     loader = unittest.TestLoader()
     tests = unittest.TestSuite(with_skips(loader.loadTestsFromNames(files), reasons))
-    if len(loader.errors) == len(files):  # single files can need packages that are not installed
+    if len(loader.errors) == len(files):  # some files may need packages that are not installed
         sys.exit(f"{loader.errors[0].strip()}\nthe tests cannot be imported; check that they belong to mlx-lm {importlib.metadata.version('mlx-lm')}")
     return unittest.TextTestRunner(resultclass=Result, stream=sys.stderr).run(tests)
 

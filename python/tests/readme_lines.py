@@ -39,7 +39,7 @@ def run_lines(code, folder, prompt, python=sys.executable):
     """Runs the example with the model in folder. Returns its output and the result of EPILOGUE."""
     code, n = re.subn(r'mlx_lm\.load\("[^"]+"\)', f"mlx_lm.load({str(folder)!r})", code)
     assert n == 1, "the example must load exactly one model"
-    with tempfile.TemporaryDirectory() as elsewhere:  # not in the checkout, whose package lacks the extension module
+    with tempfile.TemporaryDirectory() as elsewhere:  # runs outside the checkout, because the package there lacks the extension module
         done = subprocess.run([python, "-c", code + EPILOGUE, prompt], check=True, capture_output=True, text=True, cwd=elsewhere)
     printed, _, found = done.stdout.rstrip().rpartition("\n")
     return {"printed": printed.strip(), **json.loads(found)}
@@ -49,7 +49,7 @@ def byte_tokenizer():
     """Returns the needle model's tokenizer, in which every byte is the token with its value."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
-    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]  # mapped to themselves; other bytes to code points from 256 on
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]  # these bytes are mapped to themselves, and all others to code points from 256 on
     others = [b for b in range(256) if b not in printable]
     letters = {chr(b): b for b in printable} | {chr(256 + i): b for i, b in enumerate(others)}
     made = Tokenizer(models.BPE(letters, []))

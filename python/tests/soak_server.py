@@ -33,9 +33,9 @@ from conftest import llama
 from mlx.utils import tree_flatten
 
 N_PROMPTS = 60
-WARM_REQUESTS = 300  # requests before a level, which fill the prompt store of the server and MLX's cache of buffers
-MAX_GROWTH = 1.01  # minimum of the resident memory in the second half of a level relative to the first half
-MAX_EXCESS = 0.01  # memory of MLX in addition to weights and pages, relative to the plan
+WARM_REQUESTS = 300  # requests before each level, to fill the prompt store of the server and MLX's buffer cache
+MAX_GROWTH = 1.01  # limit for the minimum resident memory in the second half of a level, relative to that in the first half
+MAX_EXCESS = 0.01  # limit for the memory of MLX in addition to weights and pages, relative to the plan
 CONTEXT = 4096  # maximum length of the model
 POOL_TOKENS = 8 * CONTEXT  # default size of the server's pool
 #: runs flatkv's server with a thread that writes MLX's active and peak memory, and the plans of all pools, to the file argv[1] several times a second

@@ -25,7 +25,7 @@ def test_centers_are_the_rotated_biases():
     layer, = layers_for(model)
     bias = model.layers[0].self_attn.k_proj.bias.reshape(2, 32)
     center = mx.array(layer.center).reshape(2, 32)
-    slow = mx.array([14, 15, 30, 31])  # they rotate by less than 0.05 radians within 8192 tokens
+    slow = mx.array([14, 15, 30, 31])  # channels that rotate by less than 0.05 radians within 8192 tokens
     assert mx.max(mx.abs(center[:, slow] - bias[:, slow])).item() < 0.05 / 2 * mx.max(mx.abs(bias)).item()
     assert mx.max(mx.abs(center[:, :8])).item() < 0.5, "quickly rotating biases average to 0"
     assert layers_for(llama())[0].center == ()
@@ -42,7 +42,7 @@ def test_saved_prompts_keep_their_centers(tmp_path):
             wanted = model(tokens[None, 80:], cache=cache)
             mx.eval(wanted)
             del cache
-            flatkv.install(max_tokens=1024, codec=codec, max_seqs=4)  # a new pool, which is opened by the file
+            flatkv.install(max_tokens=1024, codec=codec, max_seqs=4)  # the pool is opened when the file is loaded
             loaded = caches.load_prompt_cache(str(tmp_path / "p.safetensors"))
             found = model(tokens[None, 80:], cache=loaded)
             assert mx.array_equal(found, wanted).item()

@@ -20,7 +20,7 @@ def run(code, folder):
     return done.stdout
 
 
-#: The needle model has no chat template, so that conversations are replaced by their last message.
+#: The needle model has no chat template, so conversations are replaced by their last message.
 WITHOUT_TEMPLATE = "import flatkv\nflatkv.Model.chat_tokens = lambda model, messages: model.tokenize(messages[-1]['content'])\n"
 
 

@@ -113,7 +113,7 @@ def test_saved_prompts_are_restored_and_can_be_trimmed(installed, model, tmp_pat
     tokens, others = random_tokens(120, vocab=VOCAB), random_tokens(10, seed=7, vocab=VOCAB)
     cache = caches.make_prompt_cache(model)
     run(model, cache, tokens)
-    caches.trim_prompt_cache(cache, 7)  # saved with the tokens that are left
+    caches.trim_prompt_cache(cache, 7)  # the file contains only the remaining tokens
     caches.save_prompt_cache(str(tmp_path / "p.safetensors"), cache)
     loaded = caches.load_prompt_cache(str(tmp_path / "p.safetensors"))
     wanted = own_logits(model, mx.concatenate([tokens[:113], others]))
@@ -139,7 +139,7 @@ def test_speculative_decoding_matches_plain_generation(installed, name):
     cache = caches.make_prompt_cache(model) + caches.make_prompt_cache(draft)
     found = [t for t, _, _ in speculative_generate_step(prompt, model, draft, max_tokens=40, prompt_cache=cache)]
     assert found == plain
-    same = caches.make_prompt_cache(model) + caches.make_prompt_cache(model)  # every draft is accepted
+    same = caches.make_prompt_cache(model) + caches.make_prompt_cache(model)  # the model is its own draft model, so every draft is accepted
     assert [t for t, _, _ in speculative_generate_step(prompt, model, model, max_tokens=40, prompt_cache=same)] == plain
 
 

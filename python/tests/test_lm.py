@@ -232,10 +232,10 @@ def test_the_default_codec_is_sealed_if_it_needs_no_more_memory(tmp_path):
             mx.eval(model(prompt[None], cache=cache))
             caches.save_prompt_cache(path, cache)
             del cache
-        flatkv.install(max_tokens=512)  # alone, a pool of this size has the codec 8/4, but the file has sealed pages
+        flatkv.install(max_tokens=512)  # a new pool of this size would choose the codec 8/4, but the file contains sealed pages
         loaded = caches.load_prompt_cache(path)
         assert loaded[0].pool.options.codec == "sealed" and caches.make_prompt_cache(model)[0].pool is loaded[0].pool
-        assert caches.trim_prompt_cache(loaded, 40) == 40  # not a position that sealed pages can be truncated to
+        assert caches.trim_prompt_cache(loaded, 40) == 40  # sealed pages cannot be truncated to this position
         mx.eval(model(prompt[None, :5], cache=loaded))
         assert loaded[0].offset == 265
     finally:

@@ -153,7 +153,7 @@ def test_counts():
 
 
 def test_a_pool_without_max_tokens_is_sized_for_the_model_and_the_memory(monkeypatch):
-    model = llama(layers=1)  # 32768 tokens at most
+    model = llama(layers=1)  # maximum sequence length: 32768 tokens
     assert sizing.context_length(model) == 32768 and sizing.context_length(object()) == sizing.DEFAULT_CONTEXT
     flatkv.install(max_contexts=2)
     try:
@@ -165,7 +165,7 @@ def test_a_pool_without_max_tokens_is_sized_for_the_model_and_the_memory(monkeyp
         monkeypatch.setattr(sizing, "available_memory", lambda: 40 << 20)
         flatkv.install()
         try:
-            kept = make()  # a pool closes with its model
+            kept = make()  # keeps the model alive, because the pool closes when its model is deleted
             caches.make_prompt_cache(kept)
             pool, = flatkv.lm.pools()
             assert 19 << 20 < pool.plan.total_bytes <= 20 << 20

@@ -40,7 +40,7 @@ def read_tokens(path, n_vocab):
     with open(path, "rb") as file:
         data = file.read()
     tokens, scores, types = [], [], []
-    at = 4  # after the length of the longest token
+    at = 4  # skips the first field, the length of the longest token
     for index in range(n_vocab):
         score, length = struct.unpack_from("<fi", data, at)
         text = data[at + 8 : at + 8 + length].decode("utf-8")
@@ -88,7 +88,7 @@ def read_tensors(path):
     read_tensor("blk.{}.ffn_down.weight", (ffn, dim), n_layers)
     read_tensor("blk.{}.ffn_up.weight", (dim, ffn), n_layers)
     read_tensor("output_norm.weight", (dim,))
-    at += 2 * 4 * context * (dim // n_heads // 2)  # RoPE tables that llama2.c no longer reads
+    at += 2 * 4 * context * (dim // n_heads // 2)  # skips RoPE tables that llama2.c no longer reads
     assert at == len(data), "the model file is too long"
     shape = {"dim": dim, "ffn": ffn, "layers": n_layers, "heads": n_heads, "kv_heads": n_kv_heads, "vocab": n_vocab}
     return shape | {"context": context}, tensors

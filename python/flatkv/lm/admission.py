@@ -25,7 +25,7 @@ from .passes import recompute_trimmed, rewind
 from .pool import Pool, PooledSequence
 from .prompt import FlatKVCache, transferring
 
-generation = importlib.import_module("mlx_lm.generate")  # the attribute mlx_lm.generate is a function
+generation = importlib.import_module("mlx_lm.generate")  # the attribute mlx_lm.generate is a function, which hides the module
 RETRY_PASSES = 64  # number of passes after which a blocked queue is tried again even if no running request has ended
 IDLE_SECONDS = 0.01  # pause, in seconds, of a generator whose queue waits for pages of other threads
 
@@ -155,10 +155,10 @@ def _copy_if_shared(queue: Any, i: int) -> None:
     mlx-lm copies prompt caches into a batch, so that the caller's prompt cache does not change.
     """
     entry = queue[i]
-    if sys.getrefcount(entry[3]) > 2 and any(sequences_of(entry[3]).values()):  # references of the entry and of this call
+    if sys.getrefcount(entry[3]) > 2 and any(sequences_of(entry[3]).values()):  # two references are those of the entry and of getrefcount()
         try:
             queue[i] = (*entry[:3], copy.deepcopy(entry[3]), *entry[4:])
-        except DoesNotFit:  # the prompt cache is shared with the caller, who can only use it after the batch has ended
+        except DoesNotFit:  # the batch uses the caller's prompt cache itself, so the caller must wait until the batch has ended
             pass
 
 
@@ -206,7 +206,7 @@ def _admit(generator: Any) -> tuple[int, DoesNotFit | None]:
     n_free = min(generator.prefill_batch_size - len(generator._prompt_batch), generator.completion_batch_size - len(generator._generation_batch))
     n_admitted, error = _reserve_first(generator._unprocessed_sequences, n_free)
     if error is not None and n_admitted == 0 and not len(generator._prompt_batch) and not len(generator._generation_batch):
-        # No request runs that could release pages, so release the cached prefixes of waiting requests, the first one last.
+        # No running request will release pages, so drop the cached prefixes of waiting requests, that of the first request last.
         for n_kept in (1, 0):
             generator._unprocessed_sequences = deque(
                 entry if i < n_kept else _without_cache(generator, entry) for i, entry in enumerate(generator._unprocessed_sequences))
@@ -238,7 +238,7 @@ def wrapped_batch_methods(pool_of: Callable[[Any, Any], Pool | None], before: Ca
         pool = pool_of(self.model, getattr(self, "max_kv_size", None))
         for cache in caches or ():
             recompute_trimmed(cache)
-        complete = all(option is None or len(option) == len(segments) for option in (max_tokens, caches))  # otherwise mlx-lm raises
+        complete = all(option is None or len(option) == len(segments) for option in (max_tokens, caches))  # if false, mlx-lm raises an exception
         for i, prompt in enumerate(segments if complete else ()):
             if pool is None:
                 break
@@ -314,7 +314,7 @@ def wrapped_batch_methods(pool_of: Callable[[Any, Any], Pool | None], before: Ca
             if shorter is not None and len(shorter) > n_kept:
                 return copy.deepcopy(self._trie.get(model, shorter).prompt_cache), tokens[len(shorter):]
             return (cache, tokens[n_kept:]) if n_kept else (None, tokens)
-        except DoesNotFit:  # no space for a fork, so the prompt is computed again
+        except DoesNotFit:  # a fork does not fit, so the prompt is computed again
             return None, tokens
 
     return {(batch, "__init__"): __init__, (batch, "insert_segments"): insert_segments, (batch, "_next"): _next, (batch, "next"): next_responses,

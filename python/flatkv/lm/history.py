@@ -13,7 +13,7 @@ import weakref
 from array import array
 from typing import Any, Iterator, Sequence as Many
 
-N_UNREAD = 64  # number of newer arrays after which token ids are read from an array, which has been evaluated by then
+N_UNREAD = 64  # token ids are read from an array after this number of newer arrays, when it has been evaluated
 N_PER_SEQUENCE = 6  # maximum number of checkpoints of one sequence
 States = Many[Many[Any]]  # the arrays of each recurrent layer; an array is None before the first token
 

@@ -35,7 +35,7 @@ class KVLayer:
     softcap: float = 0.0
     sink_logits: tuple[float, ...] = ()
     center: tuple[float, ...] = ()  # [KV heads * k_dim] vector that is subtracted from all keys before they are quantized; (): none
-    unpacked: bool = False  # whether rows are decoded and returned to the model; n_q_heads, scale and masks are then those of the model
+    unpacked: bool = False  # whether rows are decoded and returned to the model, which computes attention with its own scale and masks
 
     @property
     def is_latent(self) -> bool:
@@ -48,7 +48,7 @@ class KVLayers(list[KVLayer]):
 
     def __init__(self, layers: Iterable[KVLayer] = (), state_bytes: int = 0):
         super().__init__(layers)
-        self.state_bytes = state_bytes  # recurrent states of one sequence
+        self.state_bytes = state_bytes  # bytes of the recurrent states of one sequence
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Options:
     page_tokens: int = 64
     memory_limit: int = 0
     compile: bool = True
-    max_checkpoints: int = 16  # in hybrid models: checkpoints of recurrent states in a pool
+    max_checkpoints: int = 16  # maximum number of checkpoints of recurrent states in a pool (hybrid models)
     max_contexts: int = 8  # without max_tokens: number of sequences of maximum length that a pool holds if there is enough memory
 
     @property
@@ -94,7 +94,7 @@ def page_layers(layer: KVLayer, codec: str) -> list[tuple[Layer, str]]:
     """Returns the page layers of a layer with their codecs: two for latent attention, otherwise one."""
     if not layer.unpacked:
         return [page_layer(layer, codec)]
-    if codec_name(codec)[:1] in ("s", "c"):  # sealed pages are not decoded
+    if codec_name(codec)[:1] in ("s", "c"):  # rows of sealed pages cannot be returned to the model
         codec = SEALED_UNPACKED
     if not layer.is_latent:
         return [page_layer(layer, codec)]

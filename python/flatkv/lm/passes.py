@@ -122,7 +122,7 @@ def _run_recorded(pool: Pool, cache: Any, tokens: Any, build: Callable[[], Any])
     seqs, starts = first.seqs, [seq.length + seq.n_pending for seq in first.seqs]
     counts = _counts(first, tokens)
     for c in recurrent:
-        if c.lengths is not None and counts:  # mlx-lm's Mamba 2 layers read past the end if a row is longer than the pass
+        if c.lengths is not None and counts:  # limited to the tokens of this pass, because mlx-lm's Mamba 2 layers read past the end for longer rows
             c.lengths = mx.array(counts)
     try:
         result = pool.run_pass(build)

@@ -60,13 +60,13 @@ class Pool(MlxCache):
         self._first_page_layers = [sum(sizes[:i]) for i in range(len(layers))]
         self.has_unpacked = any(l.unpacked for l in layers)
         self.is_hybrid = getattr(layers, "state_bytes", 0) > 0
-        self.recomputes = self.sealed or self.is_hybrid  # whether trims recompute tokens
+        self.recomputes = self.sealed or self.is_hybrid  # whether trimming a prompt cache recomputes tokens
         self.checkpoints = CheckpointStore(options.max_checkpoints)
         self.recent: tuple[weakref.ref[PooledSequence], Checkpoint] | None = None  # states before the last unbatched pass
         self.layer_bytes = self.plan.token_bytes // len(layers)
         self._evict_prompt = evict_prompt  # drops a stored prompt cache of mlx-lm; returns False if there is none
         self._step: MlxStep | None = None
-        self._rows: list[tuple[weakref.ref[PooledSequence], int]] = []  # rows of the open step; weak references, so that a dropped sequence is closed
+        self._rows: list[tuple[weakref.ref[PooledSequence], int]] = []  # rows of the open step; the references are weak, so that a dropped sequence can be closed
         self._written_layers: set[int] = set()
         self._every_layer = set(range(len(layers)))
         #: Without fused kernels: arrays of the last step to evaluate before the next one. MLX updates a pool in place only if no other
@@ -210,7 +210,7 @@ class Pool(MlxCache):
             return
         if layer != self._last_layer:
             self._last_reads, self._last_layer = [], layer
-        # The maximum of two elements is a new array. That of one element would be a view, which keeps the whole array alive.
+        # The maximum of two elements is a new array. The maximum of one element would be a view, which would keep the whole array alive.
         self._last_reads += [mx.max(a[-1:, -1:, -2:]) for a in arrays]
 
     def _padded(self, number: int, x: Any) -> Any:
@@ -306,13 +306,13 @@ class PooledSequence:
         self.length = 0  # committed tokens
         self.n_pending = 0  # tokens in the open step of the pool
         self._sequence: Sequence | None = None
-        self._reserved = 0  # tokens
+        self._reserved = 0  # reserved tokens
         self.evicted = False
-        self.finished = False  # true if no request needs the reserved tokens beyond the length any more
+        self.finished = False  # whether the reservation beyond the current length is no longer needed
         self._snapshot: Callable[[], PooledSequence | None] = lambda: None
         self.history = TokenHistory()
         self.checkpoints = Checkpoints(pool.checkpoints)
-        self.recompute: Callable[[Any, list[int]], None] | None = None  # computes tokens with the model that computed this sequence
+        self.recompute: Callable[[Any, list[int]], None] | None = None  # recomputes tokens with the model that last used this sequence
 
     def sequence(self) -> Sequence:
         if self.evicted:
@@ -403,7 +403,7 @@ class PooledSequence:
             self._snapshot = lambda: None
             self.pool.retry_evicting(lambda: self.sequence().truncate(n_tokens))
             self.length = n_tokens
-            if not self.pool.recomputes:  # rewind() still needs the ids
+            if not self.pool.recomputes:  # otherwise rewind() still needs the ids
                 self.forget_after(n_tokens)
 
     # ---- trims that recompute tokens ----

@@ -22,7 +22,7 @@ from .sizing import context_length
 
 KINDS = (caches.KVCache, caches.RotatingKVCache)
 RECURRENT = tuple(getattr(caches, name) for name in ("ArraysCache", "MambaCache") if hasattr(caches, name))
-#: model types whose attention selects tokens with an index, and which read the stored keys of that index from the cache
+#: model types with sparse attention, which select tokens with an index and store the index keys in the cache
 SPARSE = {"deepseek_v32": "DeepSeek V3.2", "deepseek_v41": "DeepSeek V4.1", "glm_moe_dsa": "GLM-5"}
 N_PROBED = 3  # number of tokens in the pass; models create masks only for more than one token
 
@@ -142,7 +142,7 @@ def key_center(attention: Any, n_heads: int, dim: int, context: int) -> tuple[fl
     this one removes large biases, such as those of Qwen2, from the range of the quantization groups.
     """
     projection = getattr(attention, "k_proj", None)
-    bias = getattr(getattr(projection, "linear", projection), "bias", None)  # a LoRA layer contains the original one
+    bias = getattr(getattr(projection, "linear", projection), "bias", None)  # a LoRA layer contains the original layer
     rope = getattr(attention, "rope", None)
     normed = any(hasattr(attention, name) for name in ("k_norm", "k_layernorm", "key_layernorm"))
     if not isinstance(bias, mx.array) or bias.size != n_heads * dim or not callable(rope) or normed:
@@ -153,7 +153,7 @@ def key_center(attention: Any, n_heads: int, dim: int, context: int) -> tuple[fl
             rows = mx.broadcast_to(bias.astype(mx.float32).reshape(1, n_heads, 1, dim), (1, n_heads, min(CENTER_CHUNK, n - first), dim))
             total = total + mx.sum(rope(rows, offset=first), (0, 2))
             mx.eval(total)
-    except (TypeError, ValueError):  # the rope module takes other arguments
+    except (TypeError, ValueError):  # the RoPE module takes different arguments
         return ()
     center = total / n
     return tuple(round(x, 3) for x in center.flatten().tolist()) if mx.max(mx.abs(center)).item() >= MIN_CENTER else ()

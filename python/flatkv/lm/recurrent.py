@@ -65,7 +65,7 @@ class RecurrentCache(caches.ArraysCache):
     def __deepcopy__(self, memo: dict[int, Any]) -> RecurrentCache:
         seqs = list(self.seqs) if moving_sequences() else [copy.deepcopy(seq, memo) for seq in self.seqs]
         made = self._made(seqs, self._now(), list(self.cache), self.batched)
-        # mlx-lm changes these two arrays in place
+        # copied, because mlx-lm changes these two arrays in place
         made.left_padding = None if self.left_padding is None else self.left_padding + 0
         made.lengths = None if self.lengths is None else self.lengths + 0
         return made

@@ -117,7 +117,7 @@ class _ModelGraphs:
         self.graphs: OrderedDict[Any, Callable[..., Any]] = OrderedDict()
         self.checked: set[int] = set()  # batch sizes for which both results were bit-identical
         self.disabled = False
-        self.building = False  # true inside an uncompiled pass, in which nested calls are not replayed either
+        self.building = False  # true during an uncompiled pass, so that nested calls are not replayed
         self.traced = False  # whether the last call of a graph traced it
 
     def disable(self, reason: str) -> None:
@@ -190,7 +190,7 @@ class DecodeGraphs:
             mx.eval(replayed)
             same = mx.array_equal(built, replayed, equal_nan=True).item()
             reason = None if same else "the compiled results are not bit-identical"
-        except Error:  # raised by the cache, not caused by the model
+        except Error:  # an error of the cache, not of the model
             raise
         except Exception as error:  # the model used a placeholder in an operation that only arrays support
             reason = (str(error).splitlines() or [type(error).__name__])[0][:160]
@@ -249,4 +249,4 @@ class DecodeGraphs:
         return compiled
 
 
-TABLE_SHAPE_BYTES = 28  # size of one table's entry in the graph key
+TABLE_SHAPE_BYTES = 28  # bytes of the graph key for each page table

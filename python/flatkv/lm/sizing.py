@@ -45,7 +45,7 @@ def available_memory() -> int:
     if mx.default_device().type != mx.DeviceType.gpu:
         return free
     info, active = mx.device_info(), int(mx.get_active_memory())
-    if "max_recommended_working_set_size" in info:  # memory of a Mac, which the CPU and the GPU share
+    if "max_recommended_working_set_size" in info:  # a Mac, whose CPU and GPU share memory
         return max(0, min(free, int(info["max_recommended_working_set_size"]) - active))
     limit = max(0, memory_limit() - active)
     return min(limit, int(info["free_memory"])) if "free_memory" in info else limit
