@@ -6,11 +6,13 @@
  * Each case is timed in two ways. Chained: one evaluation contains many calls, each of which reads the result of the previous
  * call; the time of the evaluation is divided by the number of calls. Single: each evaluation contains one call, so the time
  * includes the evaluation overhead of MLX. Two other implementations are timed in the same way: MLX's
- * scaled_dot_product_attention in bf16, and the quantized method of mlx-lm (quantized_matmul, softmax, quantized_matmul). The
+ * scaled_dot_product_attention in bf16 and, except for latent layers, the quantized method of mlx-lm (quantized_matmul, softmax,
+ * quantized_matmul). In a chain over a latent layer, both sides append the RoPE channels of the queries to each output. The
  * read bandwidth of the device is measured before the first and after the last case. Extra memory is MLX's peak memory during
  * single calls minus its active memory before them.
  */
 #include "bench_attn_mlx.h"
+#include "bench_mlx_roof.h"
 #include "bench_util.h"
 
 #include "../src/codec/rotation.h"
@@ -24,7 +26,7 @@
 /* Tolerance that allows for a different order of float32 additions and for rounding the result to float16. */
 static const double TOLERANCE = 2e-3;
 
-enum { PAGE_TOKENS = 64, FILL_TOKENS = 512, MAX_ROUNDS = 200, MAX_LENGTHS = 16, MAX_RESULTS = 256, ROOF_BYTES = 1 << 30 };
+enum { PAGE_TOKENS = 64, FILL_TOKENS = 512, MAX_ROUNDS = 200, MAX_LENGTHS = 16, MAX_RESULTS = 256 };
 static const double CHAIN_US = 5e4;
 static const uint64_t CHAIN_BYTES = UINT64_C(16) << 30;
 
@@ -39,7 +41,11 @@ typedef struct mlx_case {
     fkv_codec_config k;
     fkv_codec_config v;
     fkv_rotate rotate;
+    int rope; /* number of RoPE channels of a latent layer, whose values are the first `dim` channels of its keys; otherwise 0 */
 } mlx_case;
+
+/* Returns the number of channels of a key and of a query. */
+static int row_dim(const mlx_case *c) { return c->dim + c->rope; }
 
 #define SEALED_K {.bits = 4, .kind = FKV_CODEC_SEALED}
 #define SEALED_V {.bits = 4, .kind = FKV_CODEC_SEALED_V}
@@ -63,6 +69,8 @@ static const mlx_case all_cases[] = {
     {"wide heads sealed", 32, 2, 256, 1, 131072, 1, SEALED_K, SEALED_V},
     {"one wide head sealed", 8, 1, 512, 1, 131072, 1, SEALED_K, SEALED_V},
     {"prefill sealed", 32, 8, 128, 1, 131072, 512, SEALED_K, SEALED_V},
+    {"decode latent 8", 16, 1, 512, 1, 131072, 1, {8, 64}, {0}, FKV_ROTATE_NONE, 64},
+    {"prefill latent 8", 16, 1, 512, 1, 131072, 512, {8, 64}, {0}, FKV_ROTATE_NONE, 64},
 };
 enum { N_ALL_CASES = sizeof all_cases / sizeof all_cases[0] };
 
@@ -130,7 +138,7 @@ static void settle(mlx_bench *b, mlx_array *kept, mlx_array a) {
 }
 
 static mlx_array random_rows(mlx_bench *b, int heads, int tokens) {
-    const int shape[] = {b->c.batch, heads, tokens, b->c.dim};
+    const int shape[] = {b->c.batch, heads, tokens, row_dim(&b->c)};
     mlx_array out = {NULL};
     if (mlx_random_normal(&out, shape, 4, MLX_FLOAT16, 0.0f, 1.0f, (mlx_array){NULL}, b->g.stream) != 0) b->g.failed = true;
     return fkv_mlx_adopt(&b->g, out);
@@ -142,108 +150,57 @@ static size_t memory(int (*which)(size_t *)) {
     return bytes;
 }
 
-/* ---- read bandwidth ---- */
-
-/* Source of a kernel that reads the whole buffer, 16 bytes at a time, and writes one word. The result of the previous pass is an
- * additional input, so that two passes never overlap.
- */
-static const char READ_SOURCE[] =
-    "const uint4 *from = (const uint4 *)data;\n"
-    "unsigned x = 0;\n"
-    "for (long i = (long)blockIdx.x * 256 + threadIdx.x; i < (long)N; i += (long)BLOCKS * 256 * 8) {\n"
-    "  uint4 w[8];\n"
-    "#pragma unroll\n"
-    "  for (int j = 0; j < 8; j++) {\n"
-    "    long at = i + (long)j * BLOCKS * 256;\n"
-    "    w[j] = at < (long)N ? from[at] : make_uint4(0, 0, 0, 0);\n"
-    "  }\n"
-    "#pragma unroll\n"
-    "  for (int j = 0; j < 8; j++) x ^= w[j].x ^ w[j].y ^ w[j].z ^ w[j].w;\n"
-    "}\n"
-    "if (x == 0x9e3779b9u) out[0] = x;\n";
-
-static mlx_array read_all(mlx_bench *b, mlx_array data, mlx_array before, mlx_fast_cuda_kernel kernel,
-                          mlx_fast_cuda_kernel_config config) {
-    fkv_mlx_graph *g = &b->g;
-    if (!b->is_gpu || kernel.ctx == NULL) { /* where the CUDA kernel is not available, an MLX maximum reads the buffer */
-        mlx_array after = before.ctx != NULL ? fkv_mlx_after(g, data, before) : data;
-        return fkv_mlx_max_last(g, fkv_mlx_reshape(g, fkv_mlx_max_last(g, after), FKV_MLX_SHAPE(-1)));
-    }
-    mlx_vector_array inputs = mlx_vector_array_new_data((mlx_array[]){data, before.ctx != NULL ? before : data}, 2);
-    mlx_vector_array outputs = mlx_vector_array_new();
-    mlx_array out = {NULL};
-    int code = mlx_fast_cuda_kernel_apply(&outputs, kernel, inputs, config, g->stream);
-    if (code == 0) code = mlx_vector_array_get(&out, outputs, 0);
-    if (code != 0) g->failed = true;
-    (void)mlx_vector_array_free(inputs);
-    (void)mlx_vector_array_free(outputs);
-    return fkv_mlx_adopt(g, out);
-}
-
 static double measure_roof(mlx_bench *b) {
-    enum { BLOCKS = 132 * 16, READS = 10, ROUNDS = 5 };
-    const size_t bytes = b->divide == 1 ? (size_t)ROOF_BYTES * 2 : 64u << 20;
-    const int shape[] = {1024, (int)(bytes / 4096)};
-    fkv_mlx_graph *g = &b->g;
-    mlx_array data = {NULL};
-    mlx_array zeros = {NULL};
-    if (mlx_zeros(&zeros, shape, 2, MLX_UINT32, g->stream) != 0) g->failed = true;
-    settle(b, &data, fkv_mlx_adopt(g, zeros));
-    mlx_fast_cuda_kernel kernel = {NULL};
-    mlx_fast_cuda_kernel_config config = {NULL};
-    bool has_cuda = false;
-    (void)mlx_cuda_is_available(&has_cuda);
-    if (b->is_gpu && has_cuda) {
-        mlx_vector_string inputs = mlx_vector_string_new_data((const char *[]){"data", "before"}, 2);
-        mlx_vector_string outputs = mlx_vector_string_new_value("out");
-        kernel = mlx_fast_cuda_kernel_new("flatkv_read_roof", inputs, outputs, READ_SOURCE, "", false, 0);
-        config = mlx_fast_cuda_kernel_config_new();
-        (void)mlx_fast_cuda_kernel_config_add_output_arg(config, (const int[]){8}, 1, MLX_UINT32);
-        (void)mlx_fast_cuda_kernel_config_set_grid(config, BLOCKS * 256, 1, 1);
-        (void)mlx_fast_cuda_kernel_config_set_thread_group(config, 256, 1, 1);
-        (void)mlx_fast_cuda_kernel_config_add_template_arg_int(config, "N", (int)(bytes / 16));
-        (void)mlx_fast_cuda_kernel_config_add_template_arg_int(config, "BLOCKS", BLOCKS);
-        (void)mlx_vector_string_free(inputs);
-        (void)mlx_vector_string_free(outputs);
-    }
-    double best = 0;
-    for (int round = 0; round < ROUNDS; round++) {
-        mlx_array last = {NULL};
-        const double start = kit_seconds();
-        for (int i = 0; i < READS; i++) last = read_all(b, data, last, kernel, config);
-        fkv_mlx_eval_one(g, last);
-        check(b, "the read roof");
-        best = fmax(best, (double)(bytes * READS) / (kit_seconds() - start));
-        fkv_mlx_graph_release(g, 0);
-    }
-    if (config.ctx != NULL) mlx_fast_cuda_kernel_config_free(config);
-    if (kernel.ctx != NULL) mlx_fast_cuda_kernel_free(kernel);
-    let_go(&data);
-    (void)mlx_clear_cache();
-    return best;
+    const double roof = bench_mlx_roof(&b->g, b->is_gpu, b->divide > 1);
+    check(b, "the read roof");
+    return roof;
 }
 
 /* ---- flatkv cache ---- */
 
+/* Returns channels [from, end) of an array with three or four axes. */
+static mlx_array channels(mlx_bench *b, mlx_array a, int from, int end) {
+    const int *shape = mlx_array_shape(a);
+    if (mlx_array_ndim(a) == 3) return fkv_mlx_slice(&b->g, a, FKV_MLX_SHAPE(0, 0, from), FKV_MLX_SHAPE(shape[0], shape[1], end));
+    return fkv_mlx_slice(&b->g, a, FKV_MLX_SHAPE(0, 0, 0, from), FKV_MLX_SHAPE(shape[0], shape[1], shape[2], end));
+}
+
+static mlx_array join_channels(mlx_bench *b, mlx_array x, mlx_array y) {
+    mlx_array out = {NULL};
+    mlx_vector_array both = mlx_vector_array_new_data((mlx_array[]){x, y}, 2);
+    if (!b->g.failed && mlx_concatenate_axis(&out, both, -1, b->g.stream) != 0) b->g.failed = true;
+    (void)mlx_vector_array_free(both);
+    return fkv_mlx_adopt(&b->g, out);
+}
+
+/* Returns the input of the next call in a chain: the output of a call and, in a latent layer, the RoPE channels of its queries.
+ */
+static mlx_array next_queries(mlx_bench *b, mlx_array out, mlx_array q) {
+    return b->c.rope == 0 ? out : join_channels(b, out, channels(b, q, b->c.dim, row_dim(&b->c)));
+}
+
 /* Returns tokens [from, from + n) of sequence s: [B, heads, S, D] -> [n, heads, D]. */
 static mlx_array tokens_of(mlx_bench *b, mlx_array rows, int heads, int s, int from, int n) {
     fkv_mlx_graph *g = &b->g;
-    mlx_array x = fkv_mlx_slice(g, rows, FKV_MLX_SHAPE(s, 0, from, 0), FKV_MLX_SHAPE(s + 1, heads, from + n, b->c.dim));
-    x = fkv_mlx_reshape(g, x, FKV_MLX_SHAPE(heads, n, b->c.dim));
+    const int dim = mlx_array_shape(rows)[3];
+    mlx_array x = fkv_mlx_slice(g, rows, FKV_MLX_SHAPE(s, 0, from, 0), FKV_MLX_SHAPE(s + 1, heads, from + n, dim));
+    x = fkv_mlx_reshape(g, x, FKV_MLX_SHAPE(heads, n, dim));
     return fkv_mlx_transpose(g, x, FKV_MLX_SHAPE(1, 0, 2));
 }
 
 /* Returns tokens [from, from + n) of all sequences, concatenated: [B * n, heads, D]. */
 static mlx_array step_rows(mlx_bench *b, mlx_array rows, int heads, int from, int n) {
     fkv_mlx_graph *g = &b->g;
-    mlx_array x = fkv_mlx_slice(g, rows, FKV_MLX_SHAPE(0, 0, from, 0), FKV_MLX_SHAPE(b->c.batch, heads, from + n, b->c.dim));
+    const int dim = mlx_array_shape(rows)[3];
+    mlx_array x = fkv_mlx_slice(g, rows, FKV_MLX_SHAPE(0, 0, from, 0), FKV_MLX_SHAPE(b->c.batch, heads, from + n, dim));
     x = fkv_mlx_transpose(g, x, FKV_MLX_SHAPE(0, 2, 1, 3));
-    return fkv_mlx_reshape(g, x, FKV_MLX_SHAPE(b->c.batch * n, heads, b->c.dim));
+    return fkv_mlx_reshape(g, x, FKV_MLX_SHAPE(b->c.batch * n, heads, dim));
 }
 
+/* Writes keys and values. A latent layer has no separate values. */
 static void write_tokens(mlx_bench *b, fkv_step *step, mlx_array k, mlx_array v) {
     check(b, "rows of a step");
-    must(fkv_mlx_write(step, 0, k, v));
+    must(fkv_mlx_write(step, 0, k, b->c.rope == 0 ? v : (mlx_array){NULL}));
     mlx_vector_array pending = mlx_vector_array_new();
     must(fkv_mlx_step_pending(step, pending));
     if (mlx_eval(pending) != 0) b->g.failed = true;
@@ -260,6 +217,8 @@ static void open_cache(mlx_bench *b) {
     config.layer.n_q_heads = (uint32_t)c->q_heads;
     config.layer.n_kv_heads = (uint32_t)c->kv_heads;
     config.layer.head_dim = (uint32_t)c->dim;
+    config.layer.rope_dim = (uint32_t)c->rope;
+    config.layer.scale = c->rope == 0 ? 0.0f : 1.0f / sqrtf((float)row_dim(c)); /* latent layers have no default scale */
     config.layer.k = c->k;
     config.layer.v = c->v;
     config.rotate = c->rotate;
@@ -296,11 +255,11 @@ static void close_cache(mlx_bench *b) {
     b->cache = NULL;
 }
 
-/* Computes attention with flatkv. q: [T, H, D] */
+/* Computes attention with flatkv. q: [T, H, row_dim()] */
 static mlx_array attend_ours(mlx_bench *b, mlx_array q) {
     mlx_array out = mlx_array_new();
     must(fkv_mlx_attend(b->step, 0, q, &out));
-    return fkv_mlx_adopt(&b->g, out);
+    return next_queries(b, fkv_mlx_adopt(&b->g, out), q);
 }
 
 /* ---- MLX's own attention ---- */
@@ -308,7 +267,7 @@ static mlx_array attend_ours(mlx_bench *b, mlx_array q) {
 static mlx_array sdpa(mlx_bench *b, mlx_array q, mlx_array k, mlx_array v) {
     mlx_array out = {NULL};
     if (b->g.failed) return out;
-    const float scale = 1.0f / sqrtf((float)b->c.dim);
+    const float scale = 1.0f / sqrtf((float)row_dim(&b->c));
     const char *mask = b->c.queries > 1 ? "causal" : "";
     int code = mlx_fast_scaled_dot_product_attention(&out, q, k, v, scale, mask, (mlx_array){NULL}, (mlx_array){NULL}, false,
                                                      b->g.stream);
@@ -316,7 +275,7 @@ static mlx_array sdpa(mlx_bench *b, mlx_array q, mlx_array k, mlx_array v) {
     return fkv_mlx_adopt(&b->g, out);
 }
 
-static mlx_array attend_bf16(mlx_bench *b, mlx_array q) { return sdpa(b, q, b->peer[0][0], b->peer[1][0]); }
+static mlx_array attend_bf16(mlx_bench *b, mlx_array q) { return next_queries(b, sdpa(b, q, b->peer[0][0], b->peer[1][0]), q); }
 
 /* Computes attention like quantized_scaled_dot_product_attention() of mlx-lm. q: [B, H, L, D] */
 static mlx_array attend_quantized(mlx_bench *b, mlx_array q) {
@@ -484,14 +443,17 @@ static double error_of(mlx_bench *b, mlx_array ours) {
     mlx_array v = {NULL};
     mlx_array mine = {NULL};
     mlx_array reference = {NULL};
-    settle(b, &mine, fkv_mlx_astype(g, ours, MLX_FLOAT32));
-    settle(b, &k, as_met(b, b->k, c->k, FKV_SIDE_K));
-    settle(b, &v, as_met(b, b->v, c->v, FKV_SIDE_V));
-    mlx_array q =
-        fkv_mlx_slice(g, b->q, FKV_MLX_SHAPE(0, 0, c->queries - 1, 0), FKV_MLX_SHAPE(c->batch, c->q_heads, c->queries, c->dim));
+    settle(b, &mine, fkv_mlx_astype(g, channels(b, ours, 0, c->dim), MLX_FLOAT32));
+    settle(b, &v, as_met(b, b->v, c->rope == 0 ? c->v : c->k, FKV_SIDE_V));
+    if (c->rope == 0)
+        settle(b, &k, as_met(b, b->k, c->k, FKV_SIDE_K));
+    else
+        settle(b, &k, join_channels(b, v, fkv_mlx_astype(g, channels(b, b->k, c->dim, row_dim(c)), MLX_FLOAT32)));
+    mlx_array q = fkv_mlx_slice(g, b->q, FKV_MLX_SHAPE(0, 0, c->queries - 1, 0),
+                                FKV_MLX_SHAPE(c->batch, c->q_heads, c->queries, row_dim(c)));
     mlx_array out = {NULL};
     if (!g->failed &&
-        mlx_fast_scaled_dot_product_attention(&out, fkv_mlx_astype(g, q, MLX_FLOAT32), k, v, 1.0f / sqrtf((float)c->dim), "",
+        mlx_fast_scaled_dot_product_attention(&out, fkv_mlx_astype(g, q, MLX_FLOAT32), k, v, 1.0f / sqrtf((float)row_dim(c)), "",
                                               (mlx_array){NULL}, (mlx_array){NULL}, false, g->stream) != 0)
         g->failed = true;
     settle(b, &reference, fkv_mlx_reshape(g, fkv_mlx_adopt(g, out), FKV_MLX_SHAPE(c->batch, c->q_heads * c->dim)));
@@ -587,6 +549,9 @@ static uint64_t codec_bytes(const mlx_case *c, fkv_codec_config codec) {
            (codec.kind == FKV_CODEC_SEALED ? numbers / PAGE_TOKENS * 4 : numbers / (uint64_t)c->dim * 2);
 }
 
+/* Returns the size, in bytes, of the RoPE channels of a latent layer, which have 16 bits. */
+static uint64_t rope_bytes(const mlx_case *c) { return side_numbers(c) / (uint64_t)c->dim * (uint64_t)c->rope * 2; }
+
 static void add_result(mlx_bench *b, const mlx_result *r) {
     if (b->n_results == MAX_RESULTS) kit_die(EXIT_FAILED, "more than %d results", MAX_RESULTS);
     b->results[b->n_results++] = *r;
@@ -608,12 +573,13 @@ static void run_peers(mlx_bench *b) {
         const char *who;
         int bits;
     } peers[] = {{"MLX bf16", 16}, {"MLX q8", 8}, {"MLX q4", 4}};
-    for (size_t i = 0; i < (b->bf16_only ? 1 : sizeof peers / sizeof peers[0]); i++) {
+    for (size_t i = 0; i < (b->bf16_only || b->c.rope != 0 ? 1 : sizeof peers / sizeof peers[0]); i++) {
         mlx_array q = {NULL};
         open_peer(b, peers[i].bits);
         settle(b, &q, fkv_mlx_astype(&b->g, b->q, MLX_BFLOAT16));
         mlx_result r = {.c = b->c, .who = peers[i].who, .right = true, .error = NAN};
-        r.bytes = 2 * side_bytes(&b->c, (uint32_t)peers[i].bits, 64);
+        r.bytes = side_bytes(&b->c, (uint32_t)peers[i].bits, 64);
+        r.bytes += b->c.rope == 0 ? r.bytes : rope_bytes(&b->c);
         measure(b, peers[i].bits == 16 ? attend_bf16 : attend_quantized, q, &r);
         add_result(b, &r);
         let_go(&q);
@@ -623,14 +589,14 @@ static void run_peers(mlx_bench *b) {
 
 static bool same_rows(const mlx_case *a, const mlx_case *c) {
     return a->q_heads == c->q_heads && a->kv_heads == c->kv_heads && a->dim == c->dim && a->batch == c->batch &&
-           a->cached == c->cached && a->queries == c->queries;
+           a->cached == c->cached && a->queries == c->queries && a->rope == c->rope;
 }
 
 static void run_case(mlx_bench *b, const mlx_case *given, bool with_peers) {
     b->c = *given;
     const mlx_case *c = &b->c;
     settle(b, &b->k, random_rows(b, c->kv_heads, c->cached));
-    settle(b, &b->v, random_rows(b, c->kv_heads, c->cached));
+    settle(b, &b->v, c->rope == 0 ? random_rows(b, c->kv_heads, c->cached) : channels(b, b->k, 0, c->dim));
     settle(b, &b->q, random_rows(b, c->q_heads, c->queries));
     open_cache(b);
     mlx_array q = {NULL};
@@ -638,7 +604,7 @@ static void run_case(mlx_bench *b, const mlx_case *given, bool with_peers) {
     settle(b, &q, step_rows(b, b->q, c->q_heads, 0, c->queries));
     settle(b, &out, attend_ours(b, q));
     mlx_result r = {.c = *c, .who = fkv_mlx_cache_way(b->cache) == FKV_MLX_FUSED ? "flatkv fused" : "flatkv plain"};
-    r.bytes = codec_bytes(c, c->k) + codec_bytes(c, c->v);
+    r.bytes = codec_bytes(c, c->k) + (c->rope == 0 ? codec_bytes(c, c->v) : rope_bytes(c));
     r.error = error_of(b, out);
     r.right = r.error <= TOLERANCE;
     if (r.right) measure(b, attend_ours, q, &r);
@@ -689,7 +655,8 @@ static int write_json(const mlx_bench *b, const char *device_name) {
         kit_json_integer(json, "cached", (uint64_t)r->c.cached);
         kit_json_integer(json, "queries", (uint64_t)r->c.queries);
         if (ours) kit_json_integer(json, "k_bits", r->c.k.bits);
-        if (ours) kit_json_integer(json, "v_bits", r->c.v.bits);
+        if (ours && r->c.rope == 0) kit_json_integer(json, "v_bits", r->c.v.bits);
+        if (r->c.rope != 0) kit_json_integer(json, "rope_dim", (uint64_t)r->c.rope);
         kit_json_bool(json, "right", r->right);
         kit_json_real(json, "error_l2", r->error);
         kit_json_integer(json, "chained_calls", r->n_chain);
