@@ -328,6 +328,17 @@ def lengths_gpu(results):
     return markdown(["microseconds, by cached tokens", *head], [[str(length), *cells] for length, cells in sorted(rows.items())])
 
 
+def latent_gpu(results):
+    """bench_attn --device mlx --case latent: latent layers next to MLX's attention over bf16 latents, by history length."""
+    rows = []
+    for what in ("decode", "prefill"):
+        found = results.file(f"{GPU}/latent_{what}")["result"]["results"]
+        for ours, mlx in zip(found[::2], found[1::2]):
+            cells = [three_digits(r[key]) for r in (ours, mlx) for key in ("us_chained", "us_single")]
+            rows.append([f"{what}, {ours['cached']} cached", *cells])
+    return markdown(["microseconds", "flatkv, chained", "flatkv, single call", "MLX bf16, chained", "MLX bf16, single call"], rows)
+
+
 def small_codecs_gpu(results):
     """bench_attn --device mlx for 2-bit and TurboQuant pages."""
     found = results.file(f"{GPU}/decode")["result"]["results"]
@@ -452,7 +463,7 @@ def outside_checks(results):
 
 
 MADE = (flat, attention_cpu, attention_cpu_128, read_roof, attention_codecs, attention_mlx_lm, models_cpu, quality, calibrated)
-MADE += (decode_step_gpu, attention_gpu, sealed_gpu, lengths_gpu, small_codecs_gpu, kernels_gpu, python_model, python_decode, python_batch, python_lengths)
+MADE += (decode_step_gpu, attention_gpu, sealed_gpu, lengths_gpu, latent_gpu, small_codecs_gpu, kernels_gpu, python_model, python_decode, python_batch, python_lengths)
 MADE += (python_soak, python_census, python_turns, hybrid_turns, python_key_biases)
 MADE += (families, outside_checks, speed)
 TABLES = {f.__name__: f for f in MADE}
