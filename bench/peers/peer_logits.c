@@ -50,7 +50,7 @@ static int run(const char *model_path, const uint32_t *tokens, uint32_t n_tokens
     config.max_tokens = n_tokens;
     config.max_step_tokens = CHUNK;
     config.max_logit_rows = CHUNK;
-    config.k.bits = config.v.bits = 16;
+    config.k = config.v = (fkv_codec_config){.bits = 16};
     config.n_threads = n_threads;
     fkv_runner *runner = NULL;
     fkv_status status = fkv_runner_open(model, &config, &runner);
