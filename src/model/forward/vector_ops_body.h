@@ -139,13 +139,71 @@ static float sum_lanes(float *lanes) {
     return lanes[0];
 }
 
+typedef float vec16 __attribute__((vector_size(16 * sizeof(float))));
+typedef float vec8 __attribute__((vector_size(8 * sizeof(float))));
+typedef float vec4 __attribute__((vector_size(4 * sizeof(float))));
+
+FKV_INLINE void load16(vec16 *v, const float *x) { memcpy(v, x, sizeof *v); }
+
+/* Adds the lanes in the order of sum_lanes(). */
+FKV_INLINE float sum16(const vec16 *x) {
+    const vec8 a =
+        __builtin_shufflevector(*x, *x, 0, 1, 2, 3, 4, 5, 6, 7) + __builtin_shufflevector(*x, *x, 8, 9, 10, 11, 12, 13, 14, 15);
+    const vec4 b = __builtin_shufflevector(a, a, 0, 1, 2, 3) + __builtin_shufflevector(a, a, 4, 5, 6, 7);
+    return (b[0] + b[2]) + (b[1] + b[3]);
+}
+
+enum { DELTA_ROWS = 2, DELTA_VECTORS = 8, DELTA_DIM = LANES * DELTA_VECTORS };
+
+/* Computes one token of the delta rule for DELTA_ROWS rows of DELTA_DIM channels. The rows stay in registers between the two
+ * passes, and their sums are independent, so the latency of one row's sum is hidden by the other row. Performs the same
+ * operations as delta_rule(). */
+FKV_INLINE void delta_rows(const float *from, float *to, const float *k, const float *q, const float *values, const float *decays,
+                           float decay, float beta, float *out) {
+    vec16 s[DELTA_ROWS][DELTA_VECTORS];
+    vec16 sums[DELTA_ROWS] = {{0}};
+    vec16 x;
+    vec16 factor = (vec16){0} + decay;
+    for (uint32_t i = 0; i < DELTA_VECTORS; i++) {
+        load16(&x, k + i * LANES);
+        if (decays != NULL) load16(&factor, decays + i * LANES);
+        for (uint32_t r = 0; r < DELTA_ROWS; r++) {
+            load16(&s[r][i], from + r * DELTA_DIM + i * LANES);
+            s[r][i] *= factor;
+            sums[r] += s[r][i] * x;
+        }
+    }
+    float d[DELTA_ROWS];
+    for (uint32_t r = 0; r < DELTA_ROWS; r++) {
+        d[r] = beta * (values[r] - sum16(&sums[r]));
+        sums[r] = (vec16){0};
+    }
+    for (uint32_t i = 0; i < DELTA_VECTORS; i++) {
+        load16(&x, k + i * LANES);
+        vec16 y;
+        load16(&y, q + i * LANES);
+        for (uint32_t r = 0; r < DELTA_ROWS; r++) {
+            s[r][i] += d[r] * x;
+            sums[r] += s[r][i] * y;
+            memcpy(to + r * DELTA_DIM + i * LANES, &s[r][i], sizeof s[r][i]);
+        }
+    }
+    for (uint32_t r = 0; r < DELTA_ROWS; r++) out[r] = sum16(&sums[r]);
+}
+
 /* Computes one token of the delta rule, with one decay for all channels, or with one decay per channel if `decays` is not NULL.
  * The function is inlined, so that the compiler can move this check out of the loops. */
 FKV_INLINE void delta_rule(const float *from, float *to, uint32_t n_values, uint32_t k_dim, const float *FKV_RESTRICT k,
                            const float *FKV_RESTRICT q, const float *values, const float *FKV_RESTRICT decays, float decay,
                            float beta, float *out) {
     const uint32_t whole = k_dim / LANES * LANES;
-    for (uint32_t v = 0; v < n_values; v++, from += k_dim, to += k_dim) {
+    uint32_t v = 0;
+    for (; k_dim == DELTA_DIM && v + DELTA_ROWS <= n_values; v += DELTA_ROWS) {
+        delta_rows(from, to, k, q, values + v, decays, decay, beta, out + v);
+        from += DELTA_ROWS * DELTA_DIM;
+        to += DELTA_ROWS * DELTA_DIM;
+    }
+    for (; v < n_values; v++, from += k_dim, to += k_dim) {
         float s[FKV_MAX_STATE_DIM];
         float lanes[LANES] = {0};
         for (uint32_t i = 0; i < whole; i += LANES)
