@@ -11,6 +11,7 @@
  * Peers are optional. Without peers, only flatkv is timed.
  */
 #include "../src/base/cpu.h"
+#include "bench_energy.h"
 #include "bench_roof.h"
 #include "bench_util.h"
 #include "compare_peer.h"
@@ -64,6 +65,7 @@ typedef struct options {
     uint32_t n_rounds;
     uint32_t patience; /* time limit, in seconds, for one implementation and codec in one case */
     bool quick;
+    const char *powercap; /* folder with energy counters */
     fkv_isa isa;
     bool json;
 } options;
@@ -86,7 +88,9 @@ typedef struct subject {
     flatkv_subject ours;
     compare_peer theirs;
     double error;
-    double first; /* duration of the first call, in seconds */
+    double memory; /* growth of the process's anonymous memory due to the cache, in bytes (peers: cache, mask and buffers) */
+    double first;  /* duration of the first call, in seconds */
+    double joules; /* total energy of all calls, or NAN without energy counters */
     uint32_t n_times;
     double times[MAX_ROUNDS]; /* milliseconds per call, one entry for each round */
 } subject;
@@ -96,6 +100,7 @@ typedef struct bench {
     FILE *text;
     fkv_workers *workers; /* worker threads that stream a buffer to measure the read bandwidth */
     bench_roof roof;
+    bench_energy energy;
     double case_roof; /* read bandwidth in bytes per second, measured during the current case, because the bandwidth of a shared
                          machine varies */
     subject subjects[MAX_SUBJECTS];
@@ -149,7 +154,8 @@ static void parse(options *o, int argc, char **argv) {
     const char *isa = NULL;
     kit_texts peers = {0};
     kit_texts cases = {0};
-    *o = (options){.codecs = "8/4,4/4,16/16", .n_rounds = 15, .patience = 20, .n_threads = fkv_cpu_count()};
+    *o = (options){
+        .codecs = "8/4,4/4,16/16", .n_rounds = 15, .patience = 20, .n_threads = fkv_cpu_count(), .powercap = BENCH_ENERGY_FOLDER};
     const kit_option own[] = {
         {"peer", 0, OPTION_TEXTS, &peers, 0, "NAME=LIBRARY[:TYPES]",
          "a libggml: a file, or a folder with libggml*.so; may be repeated\n"
@@ -157,13 +163,14 @@ static void parse(options *o, int argc, char **argv) {
          "mlx-lm=PYTHON[:TYPES]: a Python with mlx and mlx-lm, on the CPU backend; TYPES: f16, f32 or bits (default f16,8,4)"},
         {"case", 0, OPTION_TEXTS, &cases, 0, "H/G/D/CACHED/QUERIES[/SEQUENCES]",
          "may be repeated (default 32/8/128 at 16384 and 65536, 512 queries on 16384,\n"
-         "9/3/64 at 8192, 4/1/256 at 32768). Several sequences are supported by flatkv only"},
+         "9/3/64 at 8192, 4/1/256 at 32768)"},
         {"codecs", 0, OPTION_TEXT, &o->codecs, 0, "LIST", "codecs of flatkv (default 8/4,4/4,16/16)"},
         {"threads", 0, OPTION_COUNT, &o->n_threads, FKV_MAX_THREADS, "N", "(default: number of cores)"},
         {"isa", 0, OPTION_TEXT, &isa, 0, "NAME", "kernels of flatkv (default FKV_ISA from the environment, or auto)"},
         {"rounds", 0, OPTION_COUNT, &o->n_rounds, MAX_ROUNDS, "N", "calls per subject (default 15)"},
         {"patience", 0, OPTION_COUNT, &o->patience, 3600, "SECONDS",
          "reduce the number of rounds of a subject that would take longer than this per case (default 20)"},
+        {"powercap", 0, OPTION_TEXT, &o->powercap, 0, "FOLDER", "energy counters (default " BENCH_ENERGY_FOLDER ")"},
         {"quick", 0, OPTION_FLAG, &o->quick, 0, NULL, "1 round, to test the program; times are not meaningful"},
         {"json", 0, OPTION_FLAG, &o->json, 0, NULL, BENCH_JSON_HELP},
         {0}};
@@ -271,7 +278,12 @@ static void flatkv_open(bench *b, subject *whole, const compare_case *c, fkv_cod
     good(fkv_codec_about(k_codec, &k_info));
     good(fkv_codec_about(v_codec, &v_info));
     config.rotate = (fkv_rotate)((k_info.needs_rotation ? FKV_ROTATE_K : 0) | (v_info.needs_rotation ? FKV_ROTATE_V : 0));
+    process_memory before_open;
+    process_memory after_open;
+    bool is_reported = process_memory_now(&before_open);
     good(fkv_cache_open(&config, &s->cache));
+    is_reported = process_memory_now(&after_open) && is_reported;
+    whole->memory = is_reported ? (double)after_open.anonymous_bytes - (double)before_open.anonymous_bytes : NAN;
     fkv_stats stats;
     good(fkv_cache_stats(s->cache, &stats));
     b->isa = stats.isa;
@@ -330,15 +342,15 @@ static subject *add_subject(bench *b, const char *name, const char *types, bool 
 
 /* Starts another implementation (a peer) in a new process. For libggml, the process runs this program with GGML_PEER_OPTION. */
 static bool peer_open(compare_peer *peer, const peer_option *from, const char *types, const compare_case *c, float *out,
-                      double *seconds) {
+                      double *memory, double *seconds) {
     char self[4096];
     if (is_mlx_lm(from)) {
         const char *const command[] = {from->library, FKV_BENCH_PEERS "/mlx_attention_peer.py", NULL, NULL};
-        return compare_peer_open(peer, command, types, c, out, seconds);
+        return compare_peer_open(peer, command, types, c, out, memory, seconds);
     }
     if (!process_program_path(self, sizeof self)) return false;
     const char *const command[] = {self, GGML_PEER_OPTION, from->library, NULL};
-    return compare_peer_open(peer, command, types, c, out, seconds);
+    return compare_peer_open(peer, command, types, c, out, memory, seconds);
 }
 
 static void subjects_open(bench *b, const compare_case *c) {
@@ -359,11 +371,11 @@ static void subjects_open(bench *b, const compare_case *c) {
             s->error = fmax(s->error, error_of(s->ours.out + (i * c->n_queries - 1) * n, exact, n));
         s->good = s->error < (k.bits == 2 || v.bits == 2 ? FAR_OFF_TWO_BITS : FAR_OFF);
     }
-    for (uint32_t i = 0; i < o->n_peers && c->n_seqs == 1; i++) {
+    for (uint32_t i = 0; i < o->n_peers; i++) {
         for (const char *list = o->peers[i].types; kit_next_word(&list, name);) {
             subject *s = add_subject(b, o->peers[i].name, name, true);
             s->error = NAN;
-            if (!peer_open(&s->theirs, &o->peers[i], name, c, out, &s->first)) continue;
+            if (!peer_open(&s->theirs, &o->peers[i], name, c, out, &s->memory, &s->first)) continue;
             s->error = error_of(out, exact, n);
             s->good = s->error < FAR_OFF;
             if (!s->good) compare_peer_close(&s->theirs);
@@ -393,8 +405,10 @@ static void run_rounds(bench *b, const compare_case *c) {
             subject *s = &b->subjects[i];
             if (!s->good || (round > 0 && s->first * round > b->options->patience)) continue;
             (void)bench_roof_stream(&b->roof, b->workers, 0);
+            double joules = bench_energy_joules(&b->energy);
             double seconds = s->is_peer ? compare_peer_call(&s->theirs) : flatkv_call(&s->ours, waking);
             if (seconds < 0) kit_die(EXIT_FAILED, "peer %s (%s) exited while it was being timed", s->name, s->types);
+            s->joules += bench_energy_joules(&b->energy) - joules;
             s->times[s->n_times++] = seconds * 1e3;
         }
     }
@@ -476,6 +490,8 @@ static void json_case(bench *b, kit_json *json, const compare_case *c) {
         kit_json_real(json, "ms_p10", t.ms.p10);
         kit_json_real(json, "ms_p90", t.ms.p90);
         kit_json_real(json, "time_to_flatkv", s->good ? ratio_of(s, &b->subjects[0]) : NAN);
+        kit_json_real(json, "joules", s->good ? s->joules / s->n_times : NAN);
+        kit_json_real(json, "memory_bytes", s->good ? s->memory : NAN);
         if (!s->is_peer) kit_json_integer(json, "packed_bytes", s->ours.packed_bytes);
         kit_json_close(json);
     }
@@ -493,6 +509,7 @@ int main(int argc, char **argv) {
     b.text = o.json ? stderr : stdout;
     b.workers = bench_workers_open(o.n_threads);
     bench_roof_open(&b.roof, o.quick);
+    (void)bench_energy_open(&b.energy, o.powercap);
     kit_json *json = kit_json_begin();
     kit_json_text(json, "bench", PROGRAM);
     kit_json_text(json, "version", fkv_version());

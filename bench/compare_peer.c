@@ -9,7 +9,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-enum { N_NUMBERS = 6 }; /* number of integer arguments that describe a case */
+enum { N_NUMBERS = 7 }; /* number of integer arguments that describe a case */
 
 static bool write_all(int to, const void *bytes, size_t n) {
     const char *at = bytes;
@@ -34,7 +34,8 @@ static bool read_all(int from, void *bytes, size_t n) {
 }
 
 static void start(const char *const *command, const char *types, const compare_case *c, int in, int out) {
-    const uint32_t numbers[N_NUMBERS] = {c->n_q_heads, c->n_kv_heads, c->head_dim, c->n_cached, c->n_queries, c->n_threads};
+    const uint32_t numbers[N_NUMBERS] = {c->n_q_heads, c->n_kv_heads, c->head_dim, c->n_cached,
+                                         c->n_queries, c->n_seqs,     c->n_threads};
     char text[2 + N_NUMBERS + COMPARE_PEER_WORDS][4096];
     char *words[2 + N_NUMBERS + COMPARE_PEER_WORDS] = {NULL};
     size_t n = 0;
@@ -54,7 +55,7 @@ static bool open_pipe(int ends[2]) {
 }
 
 bool compare_peer_open(compare_peer *peer, const char *const command[COMPARE_PEER_WORDS + 1], const char *types,
-                       const compare_case *c, float *out, double *seconds) {
+                       const compare_case *c, float *out, double *memory, double *seconds) {
     int requests[2];
     int answers[2];
     if (!open_pipe(requests)) return false;
@@ -71,7 +72,7 @@ bool compare_peer_open(compare_peer *peer, const char *const command[COMPARE_PEE
     peer->to = requests[1];
     peer->from = answers[0];
     if (peer->process > 0 && read_all(peer->from, out, (size_t)c->n_q_heads * c->head_dim * sizeof *out) &&
-        read_all(peer->from, seconds, sizeof *seconds))
+        read_all(peer->from, memory, sizeof *memory) && read_all(peer->from, seconds, sizeof *seconds))
         return true;
     compare_peer_close(peer);
     return false;

@@ -20,7 +20,8 @@ enum {
     N_WARM = 256,            /* number of tokens in the small case that is run only to wake the worker threads */
     HANDLES_BYTES = 1 << 20, /* size of a ggml context without its tensor data */
     WORK_BYTES = 256 << 20,  /* size of the work buffer of one call; memory pages that a call does not need are never touched */
-    N_ARGUMENTS = 10
+    N_NUMBERS = 7,           /* number of integer arguments that describe a case */
+    N_ARGUMENTS = 4 + N_NUMBERS
 };
 
 /* ---- library ---- */
@@ -46,7 +47,7 @@ typedef struct ggml {
     int n_libraries;
     ggml_context *(*init)(ggml_init_params);
     void (*release)(ggml_context *);
-    ggml_tensor *(*new_tensor)(ggml_context *, int type, int64_t, int64_t, int64_t);
+    ggml_tensor *(*new_tensor)(ggml_context *, int type, int64_t, int64_t, int64_t, int64_t);
     ggml_tensor *(*permute)(ggml_context *, ggml_tensor *, int, int, int, int);
     ggml_tensor *(*flash_attn)(ggml_context *, ggml_tensor *q, ggml_tensor *k, ggml_tensor *v, ggml_tensor *mask, float scale,
                                float max_bias, float softcap);
@@ -107,7 +108,7 @@ static void ggml_open(ggml *g, const char *path) {
     }
     FIND(init, "ggml_init");
     FIND(release, "ggml_free");
-    FIND(new_tensor, "ggml_new_tensor_3d");
+    FIND(new_tensor, "ggml_new_tensor_4d");
     FIND(permute, "ggml_permute");
     FIND(flash_attn, "ggml_flash_attn_ext");
     FIND(new_graph, "ggml_new_graph");
@@ -137,14 +138,14 @@ typedef struct attention {
     compare_case c;
     ggml_context *context;
     ggml_cgraph *graph;
-    ggml_tensor *out; /* [D, H, T] */
+    ggml_tensor *out; /* [D, H, T, B] */
 } attention;
 
-/* Creates K or V in the layout of llama.cpp: stored as [D, G, tokens], viewed as [D, tokens, G]. */
+/* Creates K or V in the layout of llama.cpp: stored as [D, G, tokens, B], viewed as [D, tokens, G, B]. */
 static ggml_tensor *cache_tensor(const attention *a, compare_side side, int type) {
     const ggml *g = a->g;
     const compare_case *c = &a->c;
-    ggml_tensor *tensor = g->new_tensor(a->context, type, c->head_dim, c->n_kv_heads, c->n_cached);
+    ggml_tensor *tensor = g->new_tensor(a->context, type, c->head_dim, c->n_kv_heads, c->n_cached, c->n_seqs);
     float *row = bench_take((size_t)c->n_kv_heads * c->head_dim * sizeof *row);
     char *to = g->data(tensor);
     size_t row_bytes = c->n_kv_heads * g->row_size(type, c->head_dim);
@@ -152,6 +153,7 @@ static ggml_tensor *cache_tensor(const attention *a, compare_side side, int type
         compare_row(c, side, token, row);
         (void)g->quantize(type, row, to + token * row_bytes, 0, c->n_kv_heads, c->head_dim, NULL, NULL);
     }
+    for (uint32_t i = 1; i < c->n_seqs; i++) memcpy(to + i * c->n_cached * row_bytes, to, c->n_cached * row_bytes);
     free(row);
     return g->permute(a->context, tensor, 0, 2, 1, 3);
 }
@@ -159,16 +161,16 @@ static ggml_tensor *cache_tensor(const attention *a, compare_side side, int type
 static void attention_open(attention *a, const ggml *g, const compare_case *c, int k_type, int v_type) {
     static const uint16_t minus_infinity = 0xfc00; /* as half */
     size_t mask_rows = (c->n_queries + MASK_ROWS - 1) / MASK_ROWS * MASK_ROWS;
-    size_t rows = (size_t)c->n_cached * c->n_kv_heads;
+    size_t rows = (size_t)c->n_cached * c->n_kv_heads * c->n_seqs;
     size_t bytes = HANDLES_BYTES + rows * (g->row_size(k_type, c->head_dim) + g->row_size(v_type, c->head_dim)) +
                    mask_rows * c->n_cached * sizeof(uint16_t) +
-                   2 * (size_t)c->n_queries * c->n_q_heads * c->head_dim * sizeof(float);
+                   2 * (size_t)c->n_queries * c->n_seqs * c->n_q_heads * c->head_dim * sizeof(float);
     *a = (attention){.g = g, .c = *c, .context = g->init((ggml_init_params){bytes, NULL, false})};
     if (a->context == NULL) kit_die(EXIT_NO_FIT, "ggml_init() failed to allocate %zu bytes", bytes);
     ggml_tensor *k = cache_tensor(a, COMPARE_K, k_type);
     ggml_tensor *v = cache_tensor(a, COMPARE_V, v_type);
-    ggml_tensor *q = g->new_tensor(a->context, TYPE_F32, c->head_dim, c->n_q_heads, c->n_queries);
-    ggml_tensor *mask = g->new_tensor(a->context, TYPE_F16, c->n_cached, (int64_t)mask_rows, 1);
+    ggml_tensor *q = g->new_tensor(a->context, TYPE_F32, c->head_dim, c->n_q_heads, c->n_queries, c->n_seqs);
+    ggml_tensor *mask = g->new_tensor(a->context, TYPE_F16, c->n_cached, (int64_t)mask_rows, 1, 1);
     uint32_t first = c->n_cached - c->n_queries;
     uint16_t *seen = g->data(mask);
     float *rows_of_q = g->data(q);
@@ -177,6 +179,8 @@ static void attention_open(attention *a, const ggml *g, const compare_case *c, i
         compare_row(c, COMPARE_Q, first + i, rows_of_q + (size_t)i * c->n_q_heads * c->head_dim);
         for (uint32_t token = first + i + 1; token < c->n_cached; token++) seen[(size_t)i * c->n_cached + token] = minus_infinity;
     }
+    size_t sequence = (size_t)c->n_queries * c->n_q_heads * c->head_dim;
+    for (uint32_t i = 1; i < c->n_seqs; i++) memcpy(rows_of_q + i * sequence, rows_of_q, sequence * sizeof *rows_of_q);
     a->out = g->flash_attn(a->context, g->permute(a->context, q, 0, 2, 1, 3), k, v, mask, 1.0f / sqrtf((float)c->head_dim), 0.0f,
                            0.0f);
     a->graph = g->new_graph(a->context);
@@ -202,12 +206,12 @@ int ggml_peer_main(int argc, char **argv) {
     if (argc != N_ARGUMENTS) kit_die(EXIT_USAGE, "this mode is called by bench_compare only");
     FILE *answers = fdopen(dup(STDOUT_FILENO), "wb");
     (void)dup2(STDERR_FILENO, STDOUT_FILENO); /* the library prints to stderr; stdout carries only answers */
-    uint32_t numbers[6];
-    for (int i = 0; i < 6; i++) {
+    uint32_t numbers[N_NUMBERS];
+    for (int i = 0; i < N_NUMBERS; i++) {
         static const uint32_t max[1] = {1u << 26};
         if (!kit_numbers(argv[4 + i], 0, max, &numbers[i], 1)) kit_die(EXIT_USAGE, "%s: expected a number", argv[4 + i]);
     }
-    const compare_case c = {numbers[0], numbers[1], numbers[2], numbers[3], numbers[4], 1, numbers[5]};
+    const compare_case c = {numbers[0], numbers[1], numbers[2], numbers[3], numbers[4], numbers[5], numbers[6]};
     const char *types = argv[3];
     size_t k_length = strcspn(types, "/");
     int k_type = type_named(types, k_length);
@@ -217,17 +221,23 @@ int ggml_peer_main(int argc, char **argv) {
     ggml g = {.n_libraries = 0};
     attention asked;
     attention small;
+    process_memory before;
+    process_memory after;
     ggml_open(&g, argv[2]);
+    bool is_reported = process_memory_now(&before);
     attention_open(&asked, &g, &c, k_type, v_type);
     compare_case warm = c;
     warm.n_cached = N_WARM;
-    warm.n_queries = 1;
+    warm.n_queries = warm.n_seqs = 1;
     attention_open(&small, &g, &warm, k_type, v_type);
 
     double seconds = attention_call(&asked);
+    is_reported = process_memory_now(&after) && is_reported;
+    double memory = is_reported ? (double)after.anonymous_bytes - (double)before.anonymous_bytes : NAN;
     size_t row = (size_t)c.n_q_heads * c.head_dim;
-    const float *out = (const float *)g.data(asked.out) + (c.n_queries - 1) * row;
-    if (answers == NULL || fwrite(out, sizeof *out, row, answers) != row) return EXIT_FAILED;
+    const float *out = (const float *)g.data(asked.out) + ((size_t)c.n_seqs * c.n_queries - 1) * row;
+    if (answers == NULL || fwrite(out, sizeof *out, row, answers) != row || fwrite(&memory, sizeof memory, 1, answers) != 1)
+        return EXIT_FAILED;
     while (fwrite(&seconds, sizeof seconds, 1, answers) == 1 && fflush(answers) == 0) {
         char request;
         if (read(STDIN_FILENO, &request, 1) != 1) return EXIT_GOOD;

@@ -1,6 +1,7 @@
 """Describes the machine and names its folder under bench/results. Imported by the benchmark scripts."""
 
 import os
+import pathlib
 import platform
 import re
 import subprocess
@@ -28,3 +29,12 @@ def about():
     found["instructions"] = [flag for flag in wanted if flag in said.get("Flags", "").split()]
     found["memory_bytes"] = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return found
+
+
+def revision():
+    """Returns the revision of this tree, with a plus sign if the sources of the libraries and programs have uncommitted changes."""
+    def git(*arguments):
+        command = ["git", "-C", str(pathlib.Path(__file__).resolve().parent.parent), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+
+    return git("rev-parse", "--short=10", "HEAD") + ("+" if git("status", "--porcelain", "src", "include") else "")

@@ -1,7 +1,7 @@
 """Measures prefill and decode rates of flatkv and llama.cpp with a given number of cached tokens (depth), interleaved. Imported by
-scripts/report and bench/compare.
+bench/compare.
 
-One turn of a subject is a prefill of 512 tokens after `depth` cached tokens, followed by decode steps. flatkv runs as its command-line
+One turn of a subject is a prefill of 512 tokens after `depth` cached tokens, and decode steps after the same cached tokens. flatkv runs as its command-line
 program and loads the cached tokens from a saved prefix. llama.cpp runs as a process that keeps its cache filled and answers requests
 for turns (bench/peers). Each round runs one turn of every subject, so that noise on the machine affects all subjects equally. Slow
 subjects run fewer rounds.
@@ -23,16 +23,11 @@ PEER = ROOT / "bench" / "peers" / "llama_cpp_peer.py"
 PROMPT = 512  # tokens per timed prefill
 NEW = 48
 ROUNDS = 5
-PATIENCE = 15  # time limit per subject, in seconds
 
 
 def weights_path(name):
     base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     return pathlib.Path(base) / "flatkv" / "models" / f"{name}.gguf"
-
-
-def codec_options(codec):
-    return ["--codecs", codec]
 
 
 def cut_text(text, n_bytes):
@@ -61,15 +56,17 @@ class Flatkv(Subject):
         self.program, self.threads = program, threads
         text = BOOK.read_bytes()[:1000000]
         token_bytes = BOOK.stat().st_size / self.call("tokenize", "-m", model, "-f", BOOK, "--count")["n_tokens"]
-        common = ["-m", model, "--raw", "--ignore-end", *codec_options(codec)]
+        common = ["-m", model, "--raw", "--ignore-end", "--codecs", codec]
         self.folder = tempfile.TemporaryDirectory()
-        prompt, prefix = (pathlib.Path(self.folder.name) / name for name in ("prompt.txt", "prefix.fkv"))
+        prompt, short, prefix = (pathlib.Path(self.folder.name) / name for name in ("prompt.txt", "short.txt", "prefix.fkv"))
         start = cut_text(text, int(token_bytes * depth)) if depth else b""
         if depth:
             prompt.write_bytes(start)
             self.call("run", *common, "-f", prompt, "-n", 1, "--save-prefix", prefix)
         prompt.write_bytes(cut_text(text, len(start) + int(token_bytes * PROMPT)))
-        self.asked = ["run", *common, "-f", prompt, "-n", NEW, *(["--prefix", prefix] if depth else [])]
+        short.write_bytes(cut_text(text, len(start) + 1))
+        common += ["--prefix", prefix] if depth else []
+        self.prefill, self.decode = ["run", *common, "-f", prompt, "-n", 1], ["run", *common, "-f", short, "-n", NEW]
 
     def call(self, *arguments):
         command = [self.program, *arguments, "--json"]
@@ -78,9 +75,9 @@ class Flatkv(Subject):
         return json.loads(subprocess.run(list(map(str, command)), stdout=subprocess.PIPE, check=True).stdout)
 
     def turn(self):
-        found = self.call(*self.asked)
+        found = self.call(*self.prefill)
         self.row |= {"cached": found["prefix_tokens"], "prefilled": found["prompt_tokens"] - found["prefix_tokens"]}
-        return found
+        return {"prefill_tps": found["prefill_tps"], "decode_tps": self.call(*self.decode)["decode_tps"]}
 
     def close(self):
         self.folder.cleanup()
@@ -112,10 +109,11 @@ class LlamaCpp(Subject):
         self.process.wait()
 
 
-def run_interleaved(subjects):
+def run_interleaved(subjects, patience):
+    """Runs up to ROUNDS rounds. A subject skips rounds that would extend its total time beyond `patience` seconds."""
     for number in range(ROUNDS):
         for subject in subjects:
-            if number and subject.seconds / number * (number + 1) > PATIENCE:
+            if number and subject.seconds / number * (number + 1) > patience:
                 continue
             start = time.monotonic()
             subject.turns.append(subject.turn())
@@ -132,7 +130,7 @@ def row_of(subject, first):
     return row
 
 
-def measure(program, model, depth, codecs, python=None, packages=(), caches=(), threads=None):
+def measure(program, model, depth, codecs, python=None, packages=(), caches=(), threads=None, patience=15.0):
     """Returns one row per flatkv codec and per llama.cpp package and cache type, and a description of each llama.cpp package."""
     with contextlib.ExitStack() as opened:
         subjects = []
@@ -150,6 +148,6 @@ def measure(program, model, depth, codecs, python=None, packages=(), caches=(), 
         for package in packages:
             for cache in caches:
                 add(LlamaCpp, python, package, model, cache, depth)
-        run_interleaved(subjects)
+        run_interleaved(subjects, patience)
         about = {s.row["package"]: s.about for s in subjects if isinstance(s, LlamaCpp)}
         return [row_of(s, subjects[0]) for s in subjects], about

@@ -8,12 +8,13 @@ import pathlib
 
 import report_codecs
 import report_fleet
+import report_scaling
 import report_serving
 from report_records import Machine
-from report_tables import TABLES, build, markdown as table, table_of_text
+from report_tables import TABLES, markdown as table, table_of_text
 
 REAL_MODELS = ["smollm2", "gemma3-270m", "qwen2.5-0.5b", "qwen2.5-1.5b"]
-RATE_MODELS = ["smollm2", "qwen2.5-0.5b", "qwen2.5-1.5b"]
+TABLES = TABLES | {"scaling_lengths": report_scaling.lengths, "scaling_steps": report_scaling.steps}
 
 
 def codec_name(c):
@@ -294,38 +295,6 @@ def plans(machine):
     ]
 
 
-def rates(machine):
-    lines = []
-    for model in RATE_MODELS:
-        ours = [r for r in machine.of("rates") if r["result"]["model"] == model]
-        theirs = [r for r in machine.of("peer-rates") if r["result"]["model"] == model]
-        if not ours and not theirs:
-            continue
-        cells = {}
-        for record in ours:
-            for r in record["result"]["rates"]:
-                cells.setdefault(f"flatkv {r['codec'].replace(':', ' ')}", {})[r["depth"]] = r
-        for record in theirs:
-            for r in record["result"]["rates"]:
-                cells.setdefault(f"llama.cpp {r['cache']}, {build(record['result']['system'])}", {})[r["depth"]] = r
-        depths = sorted({d for c in cells.values() for d in c})
-        rows = [
-            [name, *(f"{by[d][k]:.1f}" if d in by else "-" for d in depths for k in ("prefill_tps", "decode_tps"))]
-            for name, by in cells.items()
-        ]
-        head = ["cache", *(f"{what} at {d}" for d in depths for what in ("prefill", "decode"))]
-        times = " and ".join(f"{who} was measured on {r['when']} UTC" for who, found in (("flatkv", ours), ("llama.cpp", theirs)) for r in found)
-        lines += [f"The table shows the speed of **{model}**, in tokens per second, for different numbers of cached tokens. In this table, {times}.", table(head, rows)]
-    peers = machine.of("peer-rates")
-    if peers:
-        peer = peers[0]["result"]
-        lines.append(
-            f"The llama.cpp build is {peer['package']} {peer['version']} ({build(peer['system'])}) with {peer['threads']} threads and flash attention. "
-            f"It reports these CPU features: `{peer['system']}`."
-        )
-    return lines
-
-
 def codecs(machine):
     return report_codecs.table_of(machine, table)
 
@@ -350,7 +319,6 @@ SECTIONS = (
     ("Memory of a full cache, in bytes", filled_cache),
     ("Peak memory", memory),
     ("Memory by context length", plans),
-    ("Throughput of whole models", rates),
     ("Serving", serving),
 )
 
@@ -362,6 +330,17 @@ COMPARISONS = (
     ("Attention on the CPU by codec", "attention_codecs", "Times are in milliseconds. Each ratio is the time of 8/4 divided by the time of the codec in that column. For each ratio, the codec and 8/4 were measured alternately in one run."),
     ("Attention on the CPU, next to mlx-lm", "attention_mlx_lm", "mlx-lm runs on the CPU backend of the MLX wheel. Each ratio is the time of mlx-lm divided by the time of flatkv 8/4."),
     ("Decode bandwidth on the CPU", "read_roof", "The table shows the rate at which flatkv reads packed bytes, as a percentage of the memory read bandwidth. The read bandwidth was measured in the same run."),
+    ("How cost grows", "scaling_lengths",
+     "![time and memory of attention by context length, batch size, threads, heads and bits](scaling.svg)\n\n"
+     "`bench/scaling` measures one layer while one parameter varies. flatkv and its peers are interleaved in one run, and all threads of the CPU are used unless stated. "
+     "Memory is the growth of the anonymous memory of the process. For flatkv, it is the whole reservation of the cache, including scratch memory for steps of 512 tokens; "
+     "for the peers, it is the cache, the mask and the buffers of one call. A missing value was not measured because one call would have taken too long or the memory did not suffice."),
+    ("Steps in the cost", "scaling_steps",
+     "The table shows the largest step of each line: the growth of the cost from one point to the next, divided by the growth of the parameter (for prefill, of the mean number of visible tokens per query). "
+     "A cost that is proportional to the parameter has a step of 1; a cost that does not depend on the parameter has a step of 0.5 for a doubling. The last column is the parameter before the step."),
+    ("Whole models on the CPU", "models_cpu",
+     "`bench/compare --models` measures a prefill of 512 tokens and decode steps, with 2 threads. Runs of flatkv and of llama.cpp b21e4de were interleaved. llama.cpp was compiled natively with clang 19, with AMX, "
+     "and uses flash attention. The last column is the median over all rounds of flatkv's speed divided by that of the fastest cache type of llama.cpp."),
     ("Attention on an H200", "attention_gpu",
      "The table shows attention times measured with `bench_attn --device mlx`. Unless noted otherwise, each time is the time per call in a chain of attention calls. The whole chain is one MLX evaluation, and each call depends on the "
      "result of the previous call. In the column \"single call\", each evaluation contains only one call. "

@@ -139,21 +139,33 @@ def best_row(rows, key):
     return max(rows, key=lambda r: r[key])
 
 
+def model_rows(results):
+    """Yields the name of a model, a depth, the rows of flatkv by codec, those of llama.cpp by cache type, and llama.cpp's description."""
+    for model in MODEL_NAMES:
+        if not (results.folder / CPU / f"compare_models-{model}.json").is_file():
+            continue
+        models = results.file(f"{CPU}/compare_models-{model}")["models"]
+        for depth in sorted({r["depth"] for r in models["rows"]}):
+            rows = [r for r in models["rows"] if r["depth"] == depth]
+            ours, theirs = ({r["types"]: r for r in rows if (r["who"] == "flatkv") == own} for own in (True, False))
+            yield MODEL_NAMES[model], depth, ours, theirs, models["peers"]
+
+
+def depth_name(depth):
+    return f"after {depth} tokens" if depth else "without cached tokens"
+
+
 def models_cpu(results):
-    """bench/compare --models: flatkv interleaved with two llama.cpp builds, each with its fastest cache type."""
+    """bench/compare --models: flatkv interleaved with llama.cpp."""
+    caches = ("f16", "q8_0", "q4_0")
     rows = []
-    for model in ("smollm2", "qwen2.5-0.5b"):
-        found = results.file(f"{CPU}/compare_models-{model}")["models"]
-        builds = {name: build(peer["system"]) for name, peer in found["peers"].items()}
-        ours = {r["types"]: r for r in found["rows"] if r["who"] == "flatkv"}
+    for model, depth, ours, theirs, _ in model_rows(results):
         for what in ("prefill", "decode"):
             key = f"{what}_tps"
-            cells = [three_digits(ours[types][key]) for types in ("8/4:kv", "16/16")]
-            for wanted in ("AVX2 wheel", "native"):
-                best = best_row([r for r in found["rows"] if builds.get(r.get("package")) == wanted], key)
-                cells.append(f"{three_digits(best[key])} ({best['types']}), {times(1 / best[key + '_to_flatkv'])}")
-            rows.append([f"{MODEL_NAMES[model]}, {what}", *cells])
-    return markdown(["tokens/s", "flatkv 8/4", "flatkv 16/16", "llama.cpp, AVX2 wheel", "llama.cpp, native"], rows)
+            cells = [three_digits(theirs[cache][key]) if cache in theirs else "-" for cache in caches]
+            fastest = f"{1 / best_row(theirs.values(), key)[key + '_to_flatkv']:.2f}x"
+            rows.append([f"{model}, {what} {depth_name(depth)}", three_digits(ours["sealed"][key]), *cells, fastest])
+    return markdown(["tokens/s", "flatkv sealed 4/4", *(f"llama.cpp {cache}" for cache in caches), "flatkv to the fastest llama.cpp"], rows)
 
 
 # ---- quality
@@ -255,6 +267,8 @@ def kernels_gpu(results):
 
 # ---- the README's summary
 
+README_DEPTHS = (0, 7168)
+
 
 def ratio(ours, theirs):
     return f"{ours / theirs:.2f}x" if ours < 10 * theirs else f"{ours / theirs:.0f}x"
@@ -265,19 +279,18 @@ def speed(results):
     rows = []
     decode, prefill = (results.file(f"{CPU}/compare_{what}")["cases"] for what in ("decode", "prefill"))
     for case in [*(c for c in decode if (c["q_heads"], c["cached"]) == (32, 65536)), *(c for c in prefill if c["q_heads"] == 32)]:
-        ours = subject(case, "flatkv", "8/4")
+        ours = subject(case, "flatkv", "s4/s4") or subject(case, "flatkv", "8/4")
         peer = min((s for s in case["subjects"] if s["who"] != "flatkv"), key=lambda s: s["ms_p50"])
         cells = [f"{three_digits(ours['ms_p50'])} ms", f"{three_digits(peer['ms_p50'])} ms ({peer['who']} {peer['types']}, native)"]
-        rows.append([f"CPU attention, {case_name(case)}", "8/4", *cells, ratio(peer["ms_p50"], ours["ms_p50"])])
-    for model in ("smollm2", "qwen2.5-0.5b"):
-        models = results.file(f"{CPU}/compare_models-{model}")["models"]
-        found = models["rows"]
-        ours = next(r for r in found if r["types"] == "8/4:kv")
+        rows.append([f"CPU attention, {case_name(case)}", ours["types"].replace("s4/s4", "sealed 4/4"), *cells, ratio(peer["ms_p50"], ours["ms_p50"])])
+    for model, depth, ours, theirs, peers in model_rows(results):
+        if depth not in README_DEPTHS:
+            continue
         for what in ("prefill", "decode"):
-            best = best_row([r for r in found if r["who"] != "flatkv"], f"{what}_tps")
-            a, b = ours[f"{what}_tps"], best[f"{what}_tps"]
-            cells = [f"{three_digits(a)} tokens/s", f"{three_digits(b)} tokens/s (llama.cpp {best['types']}, {build(models['peers'][best['package']]['system'])})"]
-            rows.append([f"CPU, {MODEL_NAMES[model]}, {what} after 7168 tokens", "8/4", *cells, ratio(a, b)])
+            best = best_row(theirs.values(), f"{what}_tps")
+            a, b = ours["sealed"][f"{what}_tps"], best[f"{what}_tps"]
+            cells = [f"{three_digits(a)} tokens/s", f"{three_digits(b)} tokens/s (llama.cpp {best['types']}, {build(peers[best['package']]['system'])})"]
+            rows.append([f"CPU, {model}, {what} {depth_name(depth)}", "sealed 4/4", *cells, ratio(a, b)])
     longest = results.file(f"{GPU}/python_lengths")["runs"]["sealed"]["lengths"][-1]
     for what in ("prefill", "decode"):
         a, b = (longest[what][who] for who in ("flatkv", "mlx-lm bf16"))

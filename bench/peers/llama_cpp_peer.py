@@ -338,8 +338,8 @@ def fill(llama, context, depth, rng):
 
 
 def command_turns(llama, options):
-    """Measures one turn per line of standard input: a prefill after the cached tokens, followed by decode steps. The prefill is shortened if it
-    would exceed --patience. The first line of output describes the configuration."""
+    """Measures one turn per line of standard input: a prefill after the cached tokens, and decode steps after the same cached tokens. The prefill
+    is shortened if it would exceed --patience. The first line of output describes the configuration."""
     (depth,), (cache,) = options.depths, options.caches
     rng = np.random.default_rng(1)
     context = llama.context(depth + CHUNK + options.prefill + options.n, cache, n_seqs=2)
@@ -363,7 +363,8 @@ def command_turns(llama, options):
     print(json.dumps(about(llama, options) | {"threads": llama.n_threads, "prefilled": n}), flush=True)
     for _ in sys.stdin:
         rate = n / prefill(n)
-        steps = [seconds(prompt[i % len(prompt) :][:1], start + n + i) for i in range(max(options.n, 1))]
+        context.lib.llama_memory_seq_rm(context.memory, 0, start, -1)
+        steps = [seconds(prompt[i % len(prompt) :][:1], start + i) for i in range(max(options.n, 1))]
         print(json.dumps({"prefill_tps": rate, "decode_tps": 1 / statistics.median(steps), "decode_mean_tps": len(steps) / sum(steps)}), flush=True)
 
 
