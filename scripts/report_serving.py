@@ -29,7 +29,7 @@ def peer_caches(results):
     best = {best_peer(r["rows"], row["clients"])["who"].split()[1] for r, caches in of if len(caches) > 1 for row in r["rows"]}
     alone = [(place(r), caches[0]) for r, caches in of if len(caches) == 1 < len(names)]
     alone = "; ".join(f"{where}, only {name} was measured" + (", which is never faster elsewhere" if best and name not in best else "") for where, name in alone)
-    return f"llama-server was measured with the cache types {' and '.join(names)}; its first-token times are those of the faster type" + (f" ({alone})" if alone else "")
+    return f"llama-server was measured with the cache types {' and '.join(', '.join(names).rsplit(', ', 1))}; its first-token times are those of the fastest type" + (f" ({alone})" if alone else "")
 
 
 def peer_rates(row, rows):
@@ -152,8 +152,8 @@ def section(machine, table):
             f"`flatkv serve` runs SmolLM2 with {', '.join(sorted({r['result'].get('codec', '8/4') for r in turns}))} pages, and one or more clients send requests concurrently. Each rate is the number of generated tokens per second, summed over all clients; the table shows the median over all rounds. "
             "The last column shows the share of the machine's CPU time that other processes used.",
             f"The peer is {', '.join(sorted({r['result'].get('peer', 'llama-server') for r in turns}))} with the same model file (Q4_1, output matrix Q8_0), the same number of threads, "
-            f"one slot per client and flash attention. {peer_caches([r['result'] for r in turns])}. llama-server was compiled natively (with clang 19 for rows of 2026-11-18, with gcc 12 before), and the rounds of both servers were interleaved. "
-            "The default cache type of llama-server is f16. By default, flatkv uses speculative decoding and llama-server does not.",
+            f"one slot per client and flash attention. {peer_caches([r['result'] for r in turns])}. llama-server was compiled natively (with clang 19 for short prompts, with gcc 12 for long prefixes), and the rounds of both servers were interleaved. "
+            "The default cache type of llama-server is f16. By default, flatkv uses speculative decoding and llama-server does not; a suffix such as `:ngram-mod` names the speculative decoding that llama-server used.",
             table(head, [row for r in turns for row in turns_rows(r["result"])]),
         ]
     rest = [(LINES[r["case"]], r) for case in LINES for r in records if r["case"] == case]
