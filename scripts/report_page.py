@@ -326,7 +326,9 @@ COMPARISONS = (
     ("Attention on the CPU, next to llama.cpp and ik_llama.cpp", "attention_cpu",
      "`bench_compare` measures the attention of one layer with 2 threads. Times are medians in milliseconds. The KV caches in one row of the table are measured alternately in one run, "
      "and the cached tokens are evicted from the CPU caches before every call. "
-     "llama.cpp b21e4de and ik_llama.cpp 8337e4c were compiled natively. Each ratio is the time of llama.cpp or ik_llama.cpp divided by the time of flatkv 8/4."),
+     "llama.cpp b21e4de and ik_llama.cpp 8337e4c were compiled natively. Each ratio is the time of llama.cpp or ik_llama.cpp divided by the time of the first flatkv codec in the row."),
+    ("Decode over sealed pages on the CPU, next to llama.cpp", "attention_llama",
+     "llama.cpp b21e4de was compiled natively with clang 19, with AMX. Each ratio is the time of llama.cpp divided by the time of flatkv."),
     ("Attention on the CPU by codec", "attention_codecs", "Times are in milliseconds. Each ratio is the time of 8/4 divided by the time of the codec in that column. For each ratio, the codec and 8/4 were measured alternately in one run."),
     ("Attention on the CPU, next to mlx-lm", "attention_mlx_lm", "mlx-lm runs on the CPU backend of the MLX wheel. Each ratio is the time of mlx-lm divided by the time of flatkv 8/4."),
     ("Decode bandwidth on the CPU", "read_roof", "The table shows the rate at which flatkv reads packed bytes, as a percentage of the memory read bandwidth. The read bandwidth was measured in the same run."),

@@ -76,17 +76,20 @@ def case_name(case):
     return f"{what}, {case['q_heads']}/{case['kv_heads']}/{case['head_dim']}, {case['cached']} cached"
 
 
+CPU_CODECS = ("s4/s4", "8/4", "4/4", "16/16")
+
+
 def attention_cpu(results, shape=None):
-    """bench_compare: the measurements of all caches in a row are interleaved in one run. Ratios are medians over rounds, relative to flatkv 8/4."""
+    """bench_compare: the measurements of all caches in a row are interleaved in one run. Ratios are medians over rounds, relative to the first codec."""
     rows = []
     for case in results.file(f"{CPU}/compare_decode")["cases"] + results.file(f"{CPU}/compare_prefill")["cases"]:
         if shape and (case["q_heads"], case["kv_heads"], case["head_dim"]) != shape:
             continue
         ik = min((s for s in case["subjects"] if s["who"] == "ik_llama.cpp"), key=lambda s: s["ms_p50"])
-        ours = [milliseconds(subject(case, "flatkv", types)) for types in ("8/4", "4/4", "16/16")]
+        ours = [milliseconds(subject(case, "flatkv", types)) for types in CPU_CODECS]
         theirs = [with_ratio(subject(case, "llama.cpp", types)) for types in ("f16", "q8_0")]
         rows.append([case_name(case), *ours, with_ratio(ik, f" ({ik['types']})"), *theirs])
-    head = ["ms", "flatkv 8/4", "4/4", "16/16", "ik_llama.cpp, best type", "llama.cpp f16", "llama.cpp q8_0"]
+    head = ["ms", *(f"flatkv {report_codecs.NAMES.get(c, c)}" for c in CPU_CODECS), "ik_llama.cpp, best type", "llama.cpp f16", "llama.cpp q8_0"]
     return markdown(head, rows)
 
 
@@ -99,10 +102,21 @@ def read_roof(results):
     """Decode bandwidth as a percentage of the memory read bandwidth, which is measured in the same run."""
     rows = []
     for case in results.file(f"{CPU}/compare_decode")["cases"]:
-        found = [subject(case, "flatkv", types) for types in ("8/4", "4/4", "16/16")]
-        shares = [s["packed_bytes"] / s["ms_p50"] / 1e6 / case["read_roof_gb_s"] for s in found]
-        rows.append([case_name(case), f"{case['read_roof_gb_s']:.1f}", *(f"{100 * share:.0f} %" for share in shares)])
-    return markdown(["share of read bandwidth", "bandwidth, GB/s", "8/4", "4/4", "16/16"], rows)
+        found = [subject(case, "flatkv", types) for types in CPU_CODECS]
+        shares = ["-" if s is None else f"{100 * s['packed_bytes'] / s['ms_p50'] / 1e6 / case['read_roof_gb_s']:.0f} %" for s in found]
+        rows.append([case_name(case), f"{case['read_roof_gb_s']:.1f}", *shares])
+    return markdown(["share of read bandwidth", "bandwidth, GB/s", *(report_codecs.NAMES.get(c, c) for c in CPU_CODECS)], rows)
+
+
+def attention_llama(results):
+    """bench_compare: decode over sealed pages next to llama.cpp, with the share of the read bandwidth. Ratios are medians over rounds."""
+    rows = []
+    for case in results.file(f"{CPU}/compare_llama.cpp")["cases"]:
+        ours = subject(case, "flatkv", "s4/s4")
+        share = ours["packed_bytes"] / ours["ms_p50"] / 1e6 / case["read_roof_gb_s"]
+        theirs = [with_ratio(subject(case, "llama.cpp", types)) for types in ("f16", "q8_0", "q4_0")]
+        rows.append([case_name(case), milliseconds(ours), f"{100 * share:.0f} % of {case['read_roof_gb_s']:.1f} GB/s", *theirs])
+    return markdown(["ms", "flatkv sealed 4/4", "share of read bandwidth", "llama.cpp f16", "llama.cpp q8_0", "llama.cpp q4_0"], rows)
 
 
 def attention_codecs(results):
@@ -475,7 +489,7 @@ def outside_checks(results):
     return markdown(["check", "result"], rows)
 
 
-MADE = (flat, attention_cpu, attention_cpu_128, read_roof, attention_codecs, attention_mlx_lm, models_cpu, quality, calibrated)
+MADE = (flat, attention_cpu, attention_cpu_128, attention_llama, read_roof, attention_codecs, attention_mlx_lm, models_cpu, quality, calibrated)
 MADE += (decode_step_gpu, attention_gpu, sealed_gpu, lengths_gpu, latent_gpu, small_codecs_gpu, kernels_gpu, python_model, python_decode, python_batch, python_lengths)
 MADE += (python_soak, python_census, python_turns, hybrid_turns, python_key_biases)
 MADE += (families, outside_checks, speed)
