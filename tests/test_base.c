@@ -122,7 +122,7 @@ END_TEST
 START_TEST(text_too_long_to_print_ends_in_dots) {
     char text[300];
     for (size_t n = 0; n + 1 < sizeof text;
-         n++) { /* the text consists of letters if n is even, and of characters with four-character escapes if n is odd */
+         n++) { /* letters if n is even, characters whose escape sequence has four characters if n is odd */
         char out[16];
         memset(text, n % 2 == 0 ? 'x' : '\x1b', n);
         text[n] = 0;

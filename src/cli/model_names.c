@@ -108,7 +108,7 @@ static bool looks_like_path(const char *word) {
 /* A model in the Hugging Face cache that the user may mean. */
 typedef struct cached_name {
     const char *word;    /* value of -m; NULL if -m is missing */
-    char best[HUB_REPO]; /* first model in alphabetical order that the word may mean; "" if there is none */
+    char best[HUB_REPO]; /* first model in alphabetical order that the word may refer to; "" if there is none */
 } cached_name;
 
 /* Returns true if the Hugging Face cache contains all files of the repository's model. */

@@ -68,7 +68,7 @@ typedef struct fkv_job {
     double store_wait_since; /* time when the job began to wait for its restore; 0 if it has not waited */
     double store_asked_at;   /* time at which the job started to wait for the page lookup in the store; 0 if it has not waited */
     bool restore_done;       /* true if the restore is finished or was skipped */
-    bool store_checked;      /* true if the store was queried; it then holds pages [store_first, store_end) */
+    bool store_checked;      /* true if the store was queried; if so, the store holds the pages [store_first, store_end) */
     uint32_t store_first;
     uint32_t store_end;
     uint32_t store_known; /* number of leading prompt pages in memory or in the store, including pages that cannot be restored

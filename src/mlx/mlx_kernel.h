@@ -22,8 +22,8 @@ typedef struct fkv_mlx_kernel {
     int done_words;
 } fkv_mlx_kernel;
 
-/* Source of a kernel. inputs and outputs are NULL-terminated lists of names. A kernel has one output, which may be followed by an
- * output without data (fkv_mlx_launch.done_words). */
+/* Source of a kernel. inputs and outputs are NULL-terminated lists of names. A kernel has one output with data, optionally
+ * followed by an output without data (fkv_mlx_launch.done_words). */
 typedef struct fkv_mlx_kernel_source {
     const char *name;
     const char *header;

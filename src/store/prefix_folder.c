@@ -40,7 +40,7 @@ enum {
     NAME_BYTES = KEY_DIGITS + 8
 };
 
-static const uint64_t MAX_FOLDER_BYTES = UINT64_C(1) << 41; /* MAX_ENTRIES files of this size have less than 2^64 bytes */
+static const uint64_t MAX_FOLDER_BYTES = UINT64_C(1) << 41; /* MAX_ENTRIES files of this size total less than 2^64 bytes */
 static const char PAGE_SUFFIX[] = ".page";
 static const char PART_SUFFIX[] = ".part";
 

@@ -37,8 +37,8 @@ static uint64_t heads_token_bytes(const fkv_runner *r, const fkv_layer_shape *s)
     return HEADS_BYTES * n;
 }
 
-/* Returns the peak memory of one layer, without attention, in bytes per token. The peak is the sum of x, the inputs of the matrix
- * products, and the largest intermediate arrays of heads or feed-forward rows; the input and the output of an operation are
+/* Returns the peak memory of one layer, excluding attention, in bytes per token: x, the inputs of the matrix products, and the
+ * larger of the intermediate arrays of the heads and of the feed-forward block. The input and the output of an operation are
  * counted separately. */
 static uint64_t array_token_bytes(const fkv_runner *r) {
     enum { X_BYTES = 6, FFN_BYTES = 18, INPUTS_BYTES = 4, INPUTS_MADE_BYTES = 12 };

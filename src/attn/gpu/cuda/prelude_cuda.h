@@ -102,7 +102,7 @@ FKV_FN void fkv_sync() { __syncthreads(); }
 FKV_FN void fkv_sync_warp() { __syncwarp(); }
 FKV_FN void fkv_sync_team(fkv_u32 team, fkv_u32 n) { asm volatile("bar.sync %0, %1;" ::"r"(team), "r"(n) : "memory"); }
 
-/* The next functions load page bytes that are read only once. The loads bypass L1 and fetch full 128-byte lines into L2. */
+/* The following functions load page bytes that are read only once. The loads bypass L1 and fetch full 128-byte lines into L2. */
 FKV_FN fkv_words4 fkv_stream16(const fkv_u8 *at) {
     fkv_words4 x;
     asm volatile("ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4];"
