@@ -342,7 +342,8 @@ COMPARISONS = (
      "A cost that is proportional to the parameter has a step of 1; a cost that does not depend on the parameter has a step of 0.5 for a doubling. The last column is the parameter before the step."),
     ("Whole models on the CPU", "models_cpu",
      "`bench/compare --models` measures a prefill of 512 tokens and decode steps, with 2 threads. Runs of flatkv and of llama.cpp b21e4de were interleaved. llama.cpp was compiled natively with clang 19, with AMX, "
-     "and uses flash attention. The last column is the median over all rounds of flatkv's speed divided by that of the fastest cache type of llama.cpp."),
+     "and uses flash attention. Most weights are Q4_1 in SmolLM2, Q5_0 in Qwen2.5-Coder-0.5B and Q4_K in Qwen2.5-Coder-1.5B; a type in parentheses means that all matrices were converted to this type. "
+     "The last column is the median over all rounds of flatkv's speed divided by that of the fastest cache type of llama.cpp."),
     ("Attention on an H200", "attention_gpu",
      "The table shows attention times measured with `bench_attn --device mlx`. Unless noted otherwise, each time is the time per call in a chain of attention calls. The whole chain is one MLX evaluation, and each call depends on the "
      "result of the previous call. In the column \"single call\", each evaluation contains only one call. "

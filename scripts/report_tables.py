@@ -18,6 +18,11 @@ MODEL_NAMES = {
 }
 
 
+# Models of compare_models-*.json. Weights of the types in parentheses were converted by bench/peers/expand.py.
+RATE_MODELS = {name: MODEL_NAMES[name] for name in ("smollm2", "qwen2.5-0.5b", "qwen2.5-1.5b")}
+CONVERTED = {f"{name}-{kind}": f"{MODEL_NAMES[name]} ({kind.upper()})" for name in RATE_MODELS for kind in ("q8_0", "q4_0")}
+
+
 def table_of_text(head, rows):
     """Formats a table of text columns."""
     return "\n".join("| " + " | ".join(row) + " |" for row in [head, ["---"] * len(head), *rows])
@@ -153,16 +158,16 @@ def best_row(rows, key):
     return max(rows, key=lambda r: r[key])
 
 
-def model_rows(results):
+def model_rows(results, names):
     """Yields the name of a model, a depth, the rows of flatkv by codec, those of llama.cpp by cache type, and llama.cpp's description."""
-    for model in MODEL_NAMES:
+    for model in names:
         if not (results.folder / CPU / f"compare_models-{model}.json").is_file():
             continue
         models = results.file(f"{CPU}/compare_models-{model}")["models"]
         for depth in sorted({r["depth"] for r in models["rows"]}):
             rows = [r for r in models["rows"] if r["depth"] == depth]
             ours, theirs = ({r["types"]: r for r in rows if (r["who"] == "flatkv") == own} for own in (True, False))
-            yield MODEL_NAMES[model], depth, ours, theirs, models["peers"]
+            yield names[model], depth, ours, theirs, models["peers"]
 
 
 def depth_name(depth):
@@ -173,7 +178,7 @@ def models_cpu(results):
     """bench/compare --models: flatkv interleaved with llama.cpp."""
     caches = ("f16", "q8_0", "q4_0")
     rows = []
-    for model, depth, ours, theirs, _ in model_rows(results):
+    for model, depth, ours, theirs, _ in model_rows(results, RATE_MODELS | CONVERTED):
         for what in ("prefill", "decode"):
             key = f"{what}_tps"
             cells = [three_digits(theirs[cache][key]) if cache in theirs else "-" for cache in caches]
@@ -297,7 +302,7 @@ def speed(results):
         peer = min((s for s in case["subjects"] if s["who"] != "flatkv"), key=lambda s: s["ms_p50"])
         cells = [f"{three_digits(ours['ms_p50'])} ms", f"{three_digits(peer['ms_p50'])} ms ({peer['who']} {peer['types']}, native)"]
         rows.append([f"CPU attention, {case_name(case)}", ours["types"].replace("s4/s4", "sealed 4/4"), *cells, ratio(peer["ms_p50"], ours["ms_p50"])])
-    for model, depth, ours, theirs, peers in model_rows(results):
+    for model, depth, ours, theirs, peers in model_rows(results, RATE_MODELS):
         if depth not in README_DEPTHS:
             continue
         for what in ("prefill", "decode"):
