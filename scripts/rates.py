@@ -26,6 +26,9 @@ ROUNDS = 5
 
 
 def weights_path(name):
+    """Returns the path of a model: a GGUF file, or the name of a downloaded model."""
+    if name.endswith(".gguf"):
+        return pathlib.Path(name)
     base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     return pathlib.Path(base) / "flatkv" / "models" / f"{name}.gguf"
 
