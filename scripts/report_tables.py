@@ -183,7 +183,8 @@ def models_cpu(results):
             key = f"{what}_tps"
             cells = [three_digits(theirs[cache][key]) if cache in theirs else "-" for cache in caches]
             fastest = f"{1 / best_row(theirs.values(), key)[key + '_to_flatkv']:.2f}x"
-            rows.append([f"{model}, {what} {depth_name(depth)}", three_digits(ours["sealed"][key]), *cells, fastest])
+            once = ", one round" if ours["sealed"]["rounds"] == 1 else ""
+            rows.append([f"{model}, {what} {depth_name(depth)}{once}", three_digits(ours["sealed"][key]), *cells, fastest])
     return markdown(["tokens/s", "flatkv sealed 4/4", *(f"llama.cpp {cache}" for cache in caches), "flatkv to the fastest llama.cpp"], rows)
 
 
@@ -294,7 +295,7 @@ def ratio(ours, theirs):
 
 
 def speed(results):
-    """Summary of README.md: flatkv next to the fastest peer configuration of the same run."""
+    """Summary of README.md: flatkv next to the fastest peer configuration of the same run. Whole models that ran only one round are left out."""
     rows = []
     decode, prefill = (results.file(f"{CPU}/compare_{what}")["cases"] for what in ("decode", "prefill"))
     for case in [*(c for c in decode if (c["q_heads"], c["cached"]) == (32, 65536)), *(c for c in prefill if c["q_heads"] == 32)]:
@@ -303,13 +304,13 @@ def speed(results):
         cells = [f"{three_digits(ours['ms_p50'])} ms", f"{three_digits(peer['ms_p50'])} ms ({peer['who']} {peer['types']}, native)"]
         rows.append([f"CPU attention, {case_name(case)}", ours["types"].replace("s4/s4", "sealed 4/4"), *cells, ratio(peer["ms_p50"], ours["ms_p50"])])
     for model, depth, ours, theirs, peers in model_rows(results, RATE_MODELS):
-        if depth not in README_DEPTHS:
+        if depth not in README_DEPTHS or ours["sealed"]["rounds"] < 2:
             continue
         for what in ("prefill", "decode"):
             best = best_row(theirs.values(), f"{what}_tps")
             a, b = ours["sealed"][f"{what}_tps"], best[f"{what}_tps"]
             cells = [f"{three_digits(a)} tokens/s", f"{three_digits(b)} tokens/s (llama.cpp {best['types']}, {build(peers[best['package']]['system'])})"]
-            rows.append([f"CPU, {model}, {what} {depth_name(depth)}", "sealed 4/4", *cells, ratio(a, b)])
+            rows.append([f"CPU, {model}, {what} {depth_name(depth)}", "sealed 4/4", *cells, f"{1 / best[f'{what}_tps_to_flatkv']:.2f}x"])
     longest = results.file(f"{GPU}/python_lengths")["runs"]["sealed"]["lengths"][-1]
     for what in ("prefill", "decode"):
         a, b = (longest[what][who] for who in ("flatkv", "mlx-lm bf16"))
