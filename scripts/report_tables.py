@@ -297,12 +297,6 @@ def ratio(ours, theirs):
 def speed(results):
     """Summary of README.md: flatkv next to the fastest peer configuration of the same run. Whole models that ran only one round are left out."""
     rows = []
-    decode, prefill = (results.file(f"{CPU}/compare_{what}")["cases"] for what in ("decode", "prefill"))
-    for case in [*(c for c in decode if (c["q_heads"], c["cached"]) == (32, 65536)), *(c for c in prefill if c["q_heads"] == 32)]:
-        ours = subject(case, "flatkv", "s4/s4") or subject(case, "flatkv", "8/4")
-        peer = min((s for s in case["subjects"] if s["who"] != "flatkv"), key=lambda s: s["ms_p50"])
-        cells = [f"{three_digits(ours['ms_p50'])} ms", f"{three_digits(peer['ms_p50'])} ms ({peer['who']} {peer['types']}, native)"]
-        rows.append([f"CPU attention, {case_name(case)}", ours["types"].replace("s4/s4", "sealed 4/4"), *cells, ratio(peer["ms_p50"], ours["ms_p50"])])
     for model, depth, ours, theirs, peers in model_rows(results, RATE_MODELS):
         if depth not in README_DEPTHS or ours["sealed"]["rounds"] < 2:
             continue
@@ -310,13 +304,13 @@ def speed(results):
             best = best_row(theirs.values(), f"{what}_tps")
             a, b = ours["sealed"][f"{what}_tps"], best[f"{what}_tps"]
             cells = [f"{three_digits(a)} tokens/s", f"{three_digits(b)} tokens/s (llama.cpp {best['types']}, {build(peers[best['package']]['system'])})"]
-            rows.append([f"CPU, {model}, {what} {depth_name(depth)}", "sealed 4/4", *cells, f"{1 / best[f'{what}_tps_to_flatkv']:.2f}x"])
+            rows.append([f"CPU, {model}, {what} {depth_name(depth)}", *cells, f"{1 / best[f'{what}_tps_to_flatkv']:.2f}x"])
     longest = results.file(f"{GPU}/python_lengths")["runs"]["sealed"]["lengths"][-1]
     for what in ("prefill", "decode"):
         a, b = (longest[what][who] for who in ("flatkv", "mlx-lm bf16"))
         cells = [f"{three_digits(a)} tokens/s", f"{three_digits(b)} tokens/s (mlx-lm bf16)"]
-        rows.append([f"H200, Llama-3-8B shape, {what} at {longest['tokens']} tokens", "sealed 4/4", *cells, ratio(a, b)])
-    return markdown(["measurement", "flatkv codec", "flatkv", "fastest peer", "speedup"], rows)
+        rows.append([f"H200, Llama-3-8B shape, {what} at {longest['tokens']} tokens", *cells, ratio(a, b)])
+    return markdown(["measurement", "flatkv", "fastest peer", "speedup"], rows)
 
 
 # ---- models
