@@ -263,6 +263,14 @@ void golden_model_close(golden_model *g) {
     (void)rmdir(g->folder);
 }
 
+fkv_model *golden_model_load(golden_model *g, const char *name) {
+    const fkv_model_config config = fkv_model_config_default();
+    fkv_model *model = NULL;
+    golden_model_open(g, name);
+    must(fkv_model_load(g->folder, &config, &model) == FKV_OK, fkv_message());
+    return model;
+}
+
 /* ---- model runs ---- */
 
 double golden_model_embedding_distance(const golden_model *g, const fkv_model *model, uint32_t chunk) {

@@ -30,6 +30,9 @@ uint32_t golden_model_names(char names[GOLDEN_MAX_MODELS][GOLDEN_NAME]);
 void golden_model_open(golden_model *golden, const char *name);
 void golden_model_close(golden_model *golden); /* deletes the folder */
 
+/* Opens a golden model and loads it on the CPU. Ends the process if the model cannot be loaded. */
+fkv_model *golden_model_load(golden_model *golden, const char *name);
+
 /* Generates the values of one tensor of a golden model. out: [n] */
 void golden_model_numbers(const char *model, const char *tensor, float middle, float spread, float *out, size_t n);
 

@@ -18,14 +18,6 @@ enum { N_NAMES = sizeof NAMES / sizeof NAMES[0], N = 150, MAX_DRAFT = 5, MAX_SEQ
 static golden_model golden;
 static float expected[N * GOLDEN_VOCAB];
 
-static fkv_model *open_golden(const char *name) {
-    fkv_model_config config = fkv_model_config_default();
-    fkv_model *model = NULL;
-    golden_model_open(&golden, name);
-    ck_ok(fkv_model_load(golden.folder, &config, &model));
-    return model;
-}
-
 static void close_golden(fkv_model *model) {
     fkv_model_close(model);
     golden_model_close(&golden);
@@ -115,7 +107,7 @@ static void check_drafts(const char *name, const fkv_model *model, uint32_t bits
 START_TEST(rejected_drafts_do_not_change_logits) {
     uint32_t n_cases = 0;
     for (uint32_t i = 0; i < N_NAMES; i++) {
-        fkv_model *model = open_golden(NAMES[i]);
+        fkv_model *model = golden_model_load(&golden, NAMES[i]);
         const bool is_latent = fkv_model_about(model)->latent_dim != 0;
         if (!is_latent && test_runs_case(n_cases++)) check_drafts(NAMES[i], model, 0, true); /* latent layers cannot be sealed */
         if (test_runs_case(n_cases++)) check_drafts(NAMES[i], model, 16, true);
@@ -126,7 +118,7 @@ START_TEST(rejected_drafts_do_not_change_logits) {
 END_TEST
 
 START_TEST(a_sequence_may_be_closed_while_its_drafts_are_verified) {
-    fkv_model *model = open_golden("qwen35");
+    fkv_model *model = golden_model_load(&golden, "qwen35");
     for (int drafts = 0; drafts < 2; drafts++) {
         fkv_runner *runner = model_runner(model, draft_config(16, drafts != 0));
         fkv_cache *cache = fkv_runner_cache(runner);
@@ -159,7 +151,7 @@ START_TEST(a_sequence_may_be_closed_while_its_drafts_are_verified) {
 END_TEST
 
 START_TEST(calls_in_the_wrong_order_are_rejected) {
-    fkv_model *model = open_golden("qwen35");
+    fkv_model *model = golden_model_load(&golden, "qwen35");
     fkv_runner *runner = model_runner(model, draft_config(16, true));
     const fkv_tokens row = {model_seq(runner, N), golden.tokens, 4, FKV_LOGITS_ALL};
     const uint32_t too_few = 0;
@@ -184,7 +176,7 @@ START_TEST(calls_in_the_wrong_order_are_rejected) {
 END_TEST
 
 START_TEST(the_plan_includes_the_inputs_of_drafts) {
-    fkv_model *model = open_golden("qwen35");
+    fkv_model *model = golden_model_load(&golden, "qwen35");
     fkv_runner_config config = draft_config(16, false);
     fkv_runner_plan without;
     fkv_runner_plan with;

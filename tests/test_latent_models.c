@@ -18,14 +18,6 @@ static golden_model golden;
 static float expected[N * GOLDEN_VOCAB];
 static float got[N * GOLDEN_VOCAB];
 
-static fkv_model *open_golden(const char *name) {
-    fkv_model_config config = fkv_model_config_default();
-    fkv_model *model = NULL;
-    golden_model_open(&golden, name);
-    ck_ok(fkv_model_load(golden.folder, &config, &model));
-    return model;
-}
-
 static void close_golden(fkv_model *model) {
     fkv_model_close(model);
     golden_model_close(&golden);
@@ -64,7 +56,7 @@ START_TEST(logits_do_not_depend_on_chunks_and_threads) {
     static const uint32_t chunks[] = {1, 17, 64, 128};
     static const char *const codecs[] = {"16", "8g32", "4g32"};
     for (uint32_t i = 0; i < N_NAMES; i++) {
-        fkv_model *model = open_golden(NAMES[i]);
+        fkv_model *model = golden_model_load(&golden, NAMES[i]);
         compute_expected(model, codecs[i % 3]);
         for (uint32_t c = 0; c < sizeof chunks / sizeof chunks[0]; c++) {
             fkv_runner *runner = model_runner(model, runner_config(codecs[i % 3], chunks[c], 1 + c % 3));
@@ -79,7 +71,7 @@ END_TEST
 
 START_TEST(logits_do_not_depend_on_the_batch) {
     for (uint32_t i = 0; i < N_NAMES; i++) {
-        fkv_model *model = open_golden(NAMES[i]);
+        fkv_model *model = golden_model_load(&golden, NAMES[i]);
         compute_expected(model, "8g32");
         fkv_runner *runner = model_runner(model, runner_config("8g32", 64, 2));
         fkv_seq seqs[3];
@@ -116,7 +108,7 @@ END_TEST
 START_TEST(logits_survive_forks_truncation_sharing_and_files) {
     char path[512];
     for (uint32_t i = 0; i < N_NAMES; i++) {
-        fkv_model *model = open_golden(NAMES[i]);
+        fkv_model *model = golden_model_load(&golden, NAMES[i]);
         compute_expected(model, "8g32");
         fkv_runner *runner = model_runner(model, runner_config("8g32", 50, 2));
         fkv_cache *cache = fkv_runner_cache(runner);
@@ -147,7 +139,7 @@ START_TEST(logits_survive_forks_truncation_sharing_and_files) {
 END_TEST
 
 START_TEST(plan_counts_one_row_per_token) {
-    fkv_model *model = open_golden("deepseek_v2_lite");
+    fkv_model *model = golden_model_load(&golden, "deepseek_v2_lite");
     fkv_runner_config config = runner_config("8g64", 32, 1);
     fkv_runner_plan plan;
     fkv_runner *runner = NULL;

@@ -22,14 +22,6 @@ static golden_model golden;
 static all_logits expected;
 static all_logits got;
 
-static fkv_model *open_golden(const char *name) {
-    fkv_model_config config = fkv_model_config_default();
-    fkv_model *model = NULL;
-    golden_model_open(&golden, name);
-    ck_ok(fkv_model_load(golden.folder, &config, &model));
-    return model;
-}
-
 static void close_golden(fkv_model *model) {
     fkv_model_close(model);
     golden_model_close(&golden);
@@ -66,7 +58,7 @@ START_TEST(logits_do_not_depend_on_chunks_and_threads) {
     static const uint32_t chunks[] = {1, 3, 63, 64, 65, 128};
     uint32_t n_cases = 0;
     for (uint32_t i = 0; i < N_NAMES; i++) {
-        fkv_model *model = open_golden(NAMES[i]);
+        fkv_model *model = golden_model_load(&golden, NAMES[i]);
         for (uint32_t bits = 4; bits <= 16; bits += 12) {
             compute_expected(model, bits);
             for (uint32_t c = 0; c < sizeof chunks / sizeof chunks[0]; c++) {
@@ -84,7 +76,7 @@ END_TEST
 
 START_TEST(logits_do_not_depend_on_the_batch) {
     for (uint32_t i = 0; i < N_NAMES; i++) {
-        fkv_model *model = open_golden(NAMES[i]);
+        fkv_model *model = golden_model_load(&golden, NAMES[i]);
         compute_expected(model, 16);
         fkv_runner *runner = model_runner(model, runner_config(16, 64, 2));
         fkv_seq seqs[3];
@@ -121,7 +113,7 @@ END_TEST
 
 START_TEST(forks_and_failed_steps_leave_the_state_unchanged) {
     for (uint32_t i = 0; i < N_NAMES; i++) {
-        fkv_model *model = open_golden(NAMES[i]);
+        fkv_model *model = golden_model_load(&golden, NAMES[i]);
         compute_expected(model, 16);
         fkv_runner *runner = model_runner(model, runner_config(16, 50, 2));
         fkv_seq seq = model_seq(runner, N);
@@ -146,7 +138,7 @@ END_TEST
 
 START_TEST(snapshots_restore_the_state) {
     for (uint32_t i = 0; i < N_NAMES; i++) {
-        fkv_model *model = open_golden(NAMES[i]);
+        fkv_model *model = golden_model_load(&golden, NAMES[i]);
         compute_expected(model, 16);
         fkv_runner *runner = model_runner(model, runner_config(16, 64, 2));
         fkv_cache *cache = fkv_runner_cache(runner);
@@ -176,7 +168,7 @@ START_TEST(snapshots_restore_the_state) {
 END_TEST
 
 START_TEST(plan_includes_states) {
-    fkv_model *model = open_golden("qwen35");
+    fkv_model *model = golden_model_load(&golden, "qwen35");
     fkv_runner_config config = runner_config(16, 32, 1);
     fkv_runner_plan plan;
     fkv_runner *runner = NULL;

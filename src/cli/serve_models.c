@@ -66,7 +66,7 @@ static void configure_engine(const serve_models *s, model_slot *slot, uint64_t n
     const uint32_t drafted =
         (o->parallel < 4 ? o->parallel : 4) * c.draft_tokens; /* with more than 4 concurrent requests, drafts rarely help */
     c.runner.max_logit_rows = o->parallel + (drafted < spare ? drafted : spare);
-    c.runner.drafts = c.draft_tokens > 0;
+    c.runner.drafts = c.draft_tokens > 0; /* as the engine sets it, so that the plan is the same */
     c.step_ms = o->step_ms;
     c.max_queue = o->queue;
     c.max_wait_s = o->max_wait;

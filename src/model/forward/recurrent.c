@@ -478,14 +478,12 @@ static void finish_outputs(mixer *m) {
 
 /* ---- replay ---- */
 
-/* Copies the inputs of one token from the step's buffers to the saved inputs, or back. saved: row of saved_inputs. row: row of
- * the step. */
-static void copy_inputs(const mixer *m, uint32_t saved, uint32_t row, bool restores) {
+/* Copies the inputs of one token from the step's buffers to the saved inputs, or back. saved: saved inputs of the token. row: row
+ * of the step. */
+static void copy_inputs(const mixer *m, float *saved, uint32_t row, bool restores) {
     const fkv_runner *r = m->r;
     const fkv_hparams *h = r->model->hparams;
     const uint32_t n_heads = h->recurrence.n_v_heads;
-    const size_t at = (size_t)n_recurrent_before(h, m->index) * r->config.max_logit_rows + saved;
-    float *kept = r->cpu.saved_inputs + at * saved_width(h);
     const bool is_short = h->features.recurrence == FKV_SHORT_CONV;
     struct {
         float *values;
@@ -495,18 +493,22 @@ static void copy_inputs(const mixer *m, uint32_t saved, uint32_t row, bool resto
                        {is_short ? NULL : r->cpu.beta + (size_t)row * n_heads, is_short ? 0 : n_heads}};
     for (uint32_t i = 0; i < sizeof parts / sizeof parts[0]; i++) {
         if (parts[i].n == 0) continue;
-        memcpy(restores ? parts[i].values : kept, restores ? kept : parts[i].values, parts[i].n * sizeof *kept);
-        kept += parts[i].n;
+        memcpy(restores ? parts[i].values : saved, restores ? saved : parts[i].values, parts[i].n * sizeof *saved);
+        saved += parts[i].n;
     }
 }
 
 /* Copies the inputs of all rows of the step that have saved inputs. */
 static void copy_all_inputs(const mixer *m, bool restores) {
     const fkv_runner *r = m->r;
+    const fkv_hparams *h = r->model->hparams;
+    if (r->cpu.saved_inputs == NULL) return;
+    const size_t width = saved_width(h);
+    float *saved = r->cpu.saved_inputs + (size_t)n_recurrent_before(h, m->index) * r->config.max_logit_rows * width;
     uint32_t first = 0;
     for (uint32_t i = 0; i < r->n_rows; first += r->rows[i++].n_tokens)
         for (uint32_t t = 0; r->saved_from[i] != FKV_NOT_SAVED && t < r->rows[i].n_tokens; t++)
-            copy_inputs(m, r->saved_from[i] + t, first + t, restores);
+            copy_inputs(m, saved + (r->saved_from[i] + t) * width, first + t, restores);
 }
 
 /* ---- layers ---- */
