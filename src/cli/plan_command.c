@@ -39,8 +39,9 @@ typedef struct subject {
 
 /* Memory in which a plan must fit. */
 typedef struct budget {
-    uint64_t bytes; /* without weights */
-    uint64_t whole; /* including weights */
+    uint64_t bytes;   /* without weights */
+    uint64_t whole;   /* including weights */
+    uint64_t weights; /* weights that must fit in `whole` */
     const char *source;
 } budget;
 
@@ -201,9 +202,15 @@ static void print_verdict(const subject *s, const fkv_runner_plan *plan, const b
     char needs[32];
     char has[32];
     bool fits = plan->total_bytes <= b->bytes;
-    uint64_t needed = s->model != NULL ? plan->total_bytes + weights_of(plan) : plan->total_bytes;
+    uint64_t needed = plan->total_bytes + b->weights;
+    uint64_t mapped = weights_of(plan) - b->weights;
+    char in_file[32];
     printf("\n%s: %s of %s (%s)\n", fits ? "It fits" : "It does not fit", kit_bytes(needed, needs), kit_bytes(b->whole, has),
            b->source);
+    if (fits && s->o->model.memory == 0 && mapped > b->whole - needed)
+        printf(
+            "the mapped weights (%s) do not fit in the remaining memory, so parts of them are read from the file for every token\n",
+            kit_bytes(mapped, in_file));
     if (is_bounded(s)) return;
     printf("longest context that fits: %u tokens%s, or %u with a 16-bit cache\n", longest, longest > 0 ? " (last column)" : "",
            longest_16);
@@ -386,23 +393,22 @@ static budget find_budget(const subject *s, const fkv_runner_plan *plan) {
     const uint64_t GB = (uint64_t)1 << 30;
     static char source[96];
     budget b = {0};
-    uint64_t weights =
-        plan->packed_bytes; /* on this machine, mapped weight files do not count, because they are in the page cache */
+    b.weights = plan->packed_bytes; /* on this machine, mapped weight files do not count, because they are in the page cache */
     if (s->o->machine != 0) {
         b.whole = usable_memory(s->o);
         (void)snprintf(source, sizeof source, "usable memory of a %.4g GB machine", (double)s->o->machine / (double)GB);
         b.source = source;
-        weights = weights_of(plan);
+        b.weights = weights_of(plan);
     } else {
         const char *found = NULL;
         b.whole = fkv_backend_available((fkv_backend)s->o->model.device, &found);
         (void)snprintf(source, sizeof source, "available on this machine: %s", found != NULL ? found : "");
         b.source = source;
     }
-    b.bytes = b.whole - (b.whole < weights ? b.whole : weights);
+    b.bytes = b.whole - (b.whole < b.weights ? b.whole : b.weights);
     if (s->o->model.memory != 0 && s->o->model.memory < b.bytes) {
         b.bytes = s->o->model.memory;
-        b.whole = b.bytes + weights;
+        b.whole = b.bytes + b.weights;
         b.source = "--memory, plus the weights";
     }
     return b;
