@@ -9,9 +9,6 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
-#include <functional>
-#include <memory>
-#include <vector>
 
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
 #define FKV_HOST_THREADS 1
@@ -42,7 +39,13 @@ struct fkv_place {
     fkv_u32 z;
 };
 
-enum { FKV_HOST_SHARED_BYTES = 228 * 1024, FKV_HOST_TEAMS = 8, FKV_HOST_STACK_BYTES = 256 * 1024, FKV_HOST_PATIENCE = 1024 };
+enum {
+    FKV_HOST_MAX_THREADS = 1024,
+    FKV_HOST_SHARED_BYTES = 228 * 1024,
+    FKV_HOST_TEAMS = 8,
+    FKV_HOST_STACK_BYTES = 256 * 1024,
+    FKV_HOST_PATIENCE = 1024
+};
 
 /* fkv_host_store_notify() stores a new value in a word and wakes the lanes that wait for a change of this word.
  * fkv_host_wait_change() waits until the word differs from `old`. */
@@ -72,7 +75,7 @@ struct fkv_host_block {
     fkv_u32 n_threads;
     fkv_host_barrier barrier;
     fkv_host_barrier teams[FKV_HOST_TEAMS];
-    std::vector<fkv_host_warp> warps;
+    fkv_host_warp warps[FKV_HOST_MAX_THREADS / 32];
     alignas(16) fkv_u8 shared[FKV_HOST_SHARED_BYTES];
 };
 
@@ -85,7 +88,8 @@ struct fkv_host_lane {
 
 struct fkv_host_launch {
     const fkv_u32 *grid; /* number of blocks in the x, y and z dimensions */
-    const std::function<void(fkv_place)> *body;
+    void (*call)(const void *body, fkv_place place);
+    const void *body; /* first argument of call() */
     fkv_host_block block;
 };
 
@@ -103,13 +107,13 @@ FKV_FN void fkv_host_wait_change(fkv_host_word &word, fkv_u32 old) { word.wait(o
 FKV_FN void fkv_host_yield() { std::this_thread::yield(); }
 
 FKV_FN void fkv_host_lanes_run(fkv_host_launch *launch, fkv_u32 n_threads) {
-    std::vector<std::thread> threads;
+    std::thread threads[FKV_HOST_MAX_THREADS];
     for (fkv_u32 t = 0; t < n_threads; t++)
-        threads.emplace_back([=] {
+        threads[t] = std::thread([=] {
             fkv_host_thread = {&launch->block, &launch->block.warps[t / 32], t % 32, 0};
             fkv_host_blocks(launch, t);
         });
-    for (std::thread &thread : threads) thread.join();
+    for (fkv_u32 t = 0; t < n_threads; t++) threads[t].join();
 }
 FKV_FN void fkv_host_next_block() {}
 #else
@@ -117,11 +121,12 @@ struct fkv_host_fiber {
     fkv_host_lane lane;
     bool done;
     bool started;
-    ucontext_t start;                /* starts the fiber */
-    jmp_buf resume;                  /* continues a fiber that has started */
-    std::unique_ptr<fkv_u8[]> stack; /* not initialized, so that untouched pages of the stack occupy no memory */
+    ucontext_t start; /* starts the fiber */
+    jmp_buf resume;   /* continues a fiber that has started */
+    void *stack;      /* allocated once and used by all launches; untouched pages of the stack occupy no memory */
 };
-static std::vector<fkv_host_fiber> fkv_host_fibers;
+static fkv_host_fiber fkv_host_fibers[FKV_HOST_MAX_THREADS];
+static fkv_u32 fkv_host_n_fibers;
 static jmp_buf fkv_host_caller;
 static fkv_host_launch *fkv_host_launched;
 static fkv_u32 fkv_host_at;   /* index of the running fiber */
@@ -141,7 +146,7 @@ static fkv_u32 fkv_host_step; /* distance to the next of n fibers: 1 (ascending 
 
 /* Switches to the next unfinished lane. Returns when this lane is scheduled again. */
 FKV_FN void fkv_host_next() {
-    fkv_u32 n = (fkv_u32)fkv_host_fibers.size();
+    fkv_u32 n = fkv_host_n_fibers;
     fkv_u32 own = fkv_host_at;
     if (++fkv_host_idle > FKV_HOST_PATIENCE * (fkv_u64)n) {
         fprintf(stderr, "deadlock: all threads of the block are waiting\n");
@@ -173,33 +178,34 @@ static void fkv_host_fiber_main() {
     fkv_host_next();
 }
 
+FKV_FN void fkv_host_fiber_prepare(fkv_host_fiber *fiber, fkv_host_block *block, fkv_u32 index) {
+    fiber->lane = {block, &block->warps[index / 32], index % 32, 0};
+    fiber->done = false;
+    fiber->started = false;
+    if (fiber->stack == nullptr) fiber->stack = malloc(FKV_HOST_STACK_BYTES);
+    if (fiber->stack == nullptr || getcontext(&fiber->start) != 0) abort();
+    fiber->start.uc_stack.ss_sp = fiber->stack;
+    fiber->start.uc_stack.ss_size = FKV_HOST_STACK_BYTES;
+    fiber->start.uc_link = nullptr;
+    makecontext(&fiber->start, fkv_host_fiber_main, 0);
+}
+
 FKV_FN void fkv_host_lanes_run(fkv_host_launch *launch, fkv_u32 n_threads) {
     fkv_host_launched = launch;
-    fkv_host_fibers.resize(n_threads);
-    for (fkv_u32 t = 0; t < n_threads; t++) {
-        fkv_host_fiber &fiber = fkv_host_fibers[t];
-        fiber.lane = {&launch->block, &launch->block.warps[t / 32], t % 32, 0};
-        fiber.done = false;
-        fiber.started = false;
-        if (!fiber.stack) fiber.stack.reset(new fkv_u8[FKV_HOST_STACK_BYTES]);
-        if (getcontext(&fiber.start) != 0) abort();
-        fiber.start.uc_stack.ss_sp = fiber.stack.get();
-        fiber.start.uc_stack.ss_size = FKV_HOST_STACK_BYTES;
-        fiber.start.uc_link = nullptr;
-        makecontext(&fiber.start, fkv_host_fiber_main, 0);
-    }
+    fkv_host_n_fibers = n_threads;
+    for (fkv_u32 t = 0; t < n_threads; t++) fkv_host_fiber_prepare(&fkv_host_fibers[t], &launch->block, t);
     fkv_host_at = 0;
     fkv_host_idle = 0;
     fkv_host_step = 1;
     fkv_host_switch(fkv_host_caller, &fkv_host_fibers[0]);
 }
-FKV_FN void fkv_host_next_block() { fkv_host_step = (fkv_u32)fkv_host_fibers.size() - fkv_host_step; }
+FKV_FN void fkv_host_next_block() { fkv_host_step = fkv_host_n_fibers - fkv_host_step; }
 #endif
 
 FKV_FN void fkv_host_blocks(fkv_host_launch *launch, fkv_u32 index) {
     const fkv_u32 *grid = launch->grid;
     for (fkv_u32 i = 0; i < grid[0] * grid[1] * grid[2]; i++) {
-        (*launch->body)(fkv_place{index, i % grid[0], i / grid[0] % grid[1], i / grid[0] / grid[1]});
+        launch->call(launch->body, fkv_place{index, i % grid[0], i / grid[0] % grid[1], i / grid[0] / grid[1]});
         fkv_host_barrier_wait(launch->block.barrier,
                               launch->block.n_threads); /* waits for all lanes, because the next block reuses the shared memory */
         if (index == 0) fkv_host_next_block();
@@ -208,12 +214,13 @@ FKV_FN void fkv_host_blocks(fkv_host_launch *launch, fkv_u32 index) {
 
 /* Emulates a kernel launch: runs body(place) for each thread of each block. `grid` holds the number of blocks in the x, y and z
  * dimensions. */
-FKV_FN void fkv_host_run(const fkv_u32 grid[3], fkv_u32 n_threads, const std::function<void(fkv_place)> &body) {
+template <typename Body> FKV_FN void fkv_host_run(const fkv_u32 grid[3], fkv_u32 n_threads, const Body &body) {
+    if (n_threads > FKV_HOST_MAX_THREADS) abort();
     fkv_host_launch *launch = new fkv_host_launch;
     launch->grid = grid;
+    launch->call = [](const void *own, fkv_place place) { (*static_cast<const Body *>(own))(place); };
     launch->body = &body;
     launch->block.n_threads = n_threads;
-    launch->block.warps = std::vector<fkv_host_warp>((n_threads + 31) / 32);
     fkv_host_lanes_run(launch, n_threads);
     delete launch;
 }
