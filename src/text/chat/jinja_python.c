@@ -2,6 +2,7 @@
  * See jinja_value.h. */
 #include "jinja_value.h"
 
+#include <assert.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -450,5 +451,6 @@ void fkv_jinja_set(jinja_context *c, jinja_dict *dict, jinja_value key, jinja_va
         if (pairs == NULL) return;
         dict->pairs = pairs;
     }
+    assert(dict->pairs != NULL);
     dict->pairs[dict->n_pairs++] = (jinja_pair){key, value};
 }
