@@ -11,9 +11,9 @@
 #include <string.h>
 
 typedef void recurrent_function(uint32_t n_blocks, uint32_t n_threads, const void *const *in, float *out);
-recurrent_function recurrent_case_0, recurrent_case_1, recurrent_case_2, recurrent_case_3;
+recurrent_function recurrent_case_0, recurrent_case_1, recurrent_case_2, recurrent_case_3, recurrent_case_4;
 static recurrent_function *const functions[N_RECURRENT_CASES] = {recurrent_case_0, recurrent_case_1, recurrent_case_2,
-                                                                 recurrent_case_3};
+                                                                 recurrent_case_3, recurrent_case_4};
 
 static const double TOLERANCE = 1e-6; /* the kernel may add floats in a different order */
 enum { N_TOKENS = 9, FIRST_TOKENS = 4, MAX_VALUES = 8192 };
@@ -40,6 +40,9 @@ static void run_reference(const recurrent_case *c, const inputs *x, float *state
         if (c->kind == FKV_DELTA_NET)
             ops->delta_step(at, at, s->v_dim, s->k_dim, x->keys + key, x->queries + key, x->values + value, x->decay[i],
                             x->beta[i], out + value);
+        else if (c->kind == FKV_KDA)
+            ops->kda_step(at, at, s->v_dim, s->k_dim, x->keys + key, x->queries + key, x->values + value,
+                          x->decay + (size_t)i * s->k_dim, x->beta[i], out + value);
         else
             ops->ssm_step(at, at, s->v_dim, s->k_dim, x->keys + key, x->queries + key, x->values + value, x->decay[i], x->beta[i],
                           0.0f, out + value);
@@ -53,8 +56,9 @@ static const float *run_kernel(uint32_t i, const inputs *x, const float *state, 
     const uint32_t n_rows = s->n_v_heads * s->v_dim;
     const size_t key = (size_t)from * s->n_k_heads * s->k_dim;
     const size_t gate = (size_t)from * s->n_v_heads;
+    const size_t decay = recurrent_cases[i].kind == FKV_KDA ? gate * s->k_dim : gate;
     const void *in[] = {
-        state, x->queries + key, x->keys + key, x->values + (size_t)from * n_rows, x->decay + gate, x->beta + gate, &n};
+        state, x->queries + key, x->keys + key, x->values + (size_t)from * n_rows, x->decay + decay, x->beta + gate, &n};
     functions[i](fkv_ceil_div(n_rows, FKV_RECURRENT_ROWS), FKV_RECURRENT_THREADS, in, out);
     return out + (size_t)n * n_rows;
 }

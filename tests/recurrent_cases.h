@@ -16,6 +16,7 @@ static const recurrent_case recurrent_cases[] = {
     {FKV_DELTA_NET, {.n_k_heads = 3, .n_v_heads = 6, .k_dim = 40, .v_dim = 3, .tiled = true}},
     {FKV_DELTA_NET, {.n_k_heads = 1, .n_v_heads = 1, .k_dim = 256, .v_dim = 8}},
     {FKV_MAMBA2, {.n_k_heads = 1, .n_v_heads = 3, .k_dim = 16, .v_dim = 7}},
+    {FKV_KDA, {.n_k_heads = 3, .n_v_heads = 3, .k_dim = 40, .v_dim = 40}},
 };
 enum { N_RECURRENT_CASES = sizeof recurrent_cases / sizeof recurrent_cases[0] };
 

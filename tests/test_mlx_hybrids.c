@@ -21,9 +21,9 @@ static const double GPU_TOLERANCE = 5e-3;  /* on a GPU, matrix products round to
 static const char *const GPU_CODEC = "16"; /* lower bit widths would amplify the rounding differences */
 
 /* One model of each kind: short convolution, delta net with uneven heads, Mamba-2 with experts, Mamba-2 in parallel with
- * attention, and latent attention. */
-static const char *const NAMES[] = {"lfm2_moe", "qwen35_odd", "nemotron_h_moe", "falcon_h1", "deepseek_v3"};
-static const char *const CODECS[] = {"16", "8g32", "16", "4g32", "8g32"}; /* codec of each model */
+ * attention, latent attention, and Kimi Delta Attention with latent attention. */
+static const char *const NAMES[] = {"lfm2_moe", "qwen35_odd", "nemotron_h_moe", "falcon_h1", "deepseek_v3", "kimi_linear_odd"};
+static const char *const CODECS[] = {"16", "8g32", "16", "4g32", "8g32", "8g32"}; /* codec of each model */
 enum { N_NAMES = sizeof NAMES / sizeof NAMES[0], N = 140, PAGE = 32, MAX_SEQS = 4, SNAPSHOT = 64 };
 
 static golden_model golden;

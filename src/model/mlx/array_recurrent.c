@@ -1,5 +1,5 @@
-/* Recurrent layers on MLX: gated short convolutions, gated delta nets and Mamba-2. ../forward/recurrent.c states the equations
- * and fkv_architecture_state_bytes() the layout of a state.
+/* Recurrent layers on MLX: gated short convolutions, gated delta nets, Kimi Delta Attention (KDA) and Mamba-2.
+ * ../forward/recurrent.c states the equations and fkv_architecture_state_bytes() the layout of a state.
  *
  * Projections, gates and norms process all tokens of the step at once. The recurrence itself runs token by token, in one chain of
  * operations per sequence whose shapes do not depend on the number of tokens. Given the same inputs, a state is therefore
@@ -31,7 +31,7 @@ typedef struct mixer {
     int a, b;              /* A and B, the first two dimensions of a state; see the top of this file */
     mlx_array u;           /* [T, C] inputs of the convolution */
     mlx_array gate;        /* [T, n_v_heads * v_dim] gates of the output; in a short convolution, c: [T, dim] */
-    mlx_array decay, beta; /* [T, n_v_heads]; in Mamba-2, beta is the step size */
+    mlx_array decay, beta; /* [T, n_v_heads]; in KDA, decay is [T, n_v_heads * k_dim]; in Mamba-2, beta is the step size */
 } mixer;
 
 static mlx_array silu(fkv_mlx_graph *g, mlx_array x) { return fkv_mlx_multiply(g, x, fkv_model_op_sigmoid(g, x)); }
@@ -90,6 +90,22 @@ static void project_delta_net(mixer *m, fkv_array_rows in) {
     mlx_array step = fkv_model_op_softplus(m->g, fkv_mlx_add(m->g, m->decay, l->alpha_bias));
     m->decay = fkv_model_op_exp(m->g, fkv_mlx_multiply(m->g, step, l->decay));
     m->beta = fkv_model_op_sigmoid(m->g, m->beta);
+}
+
+static void project_kda(mixer *m, fkv_array_rows in) {
+    const fkv_array_layer *l = m->p->layer;
+    const int n_heads = (int)m->s->n_v_heads;
+    const int k_dim = (int)m->s->k_dim;
+    mlx_array keys = fkv_model_op_beside(m->g, project(m, in, &l->q), project(m, in, &l->k));
+    m->u = fkv_model_op_beside(m->g, keys, project(m, in, &l->v));
+    m->gate = fkv_array_product_of_large(m->p, project(m, in, &l->gate_low), &l->mixer_gate);
+    m->beta = fkv_model_op_sigmoid(m->g, project(m, in, &l->beta));
+    mlx_array alpha = fkv_array_product_of_large(m->p, project(m, in, &l->alpha_low), &l->alpha);
+    mlx_array step = fkv_model_op_softplus(m->g, fkv_mlx_add(m->g, alpha, l->alpha_bias));
+    step = fkv_mlx_reshape(m->g, step, FKV_MLX_SHAPE(m->p->n_rows, n_heads, k_dim));
+    mlx_array rates = fkv_mlx_reshape(m->g, l->decay, FKV_MLX_SHAPE(n_heads, 1));
+    m->decay = fkv_model_op_exp(m->g, fkv_mlx_multiply(m->g, step, rates));
+    m->decay = fkv_mlx_reshape(m->g, m->decay, FKV_MLX_SHAPE(m->p->n_rows, n_heads * k_dim));
 }
 
 static void project_mamba2(mixer *m, fkv_array_rows in) {
@@ -160,7 +176,8 @@ static mlx_array token_of(const mixer *m, mlx_array all, int t, int n_tokens) {
 typedef struct recurrence_rows {
     mlx_array keys, queries; /* [n * A, 1, 1, k_dim], or [n, B, 1, k_dim] if the value heads are tiled */
     mlx_array values;        /* [n * A, B, v_dim, 1] */
-    mlx_array decay, beta;   /* [n * A, B, 1, 1] */
+    mlx_array decay;         /* [n * A, B, 1, 1]; in KDA, which has a decay per key channel, [n * A, B, 1, k_dim] */
+    mlx_array beta;          /* [n * A, B, 1, 1] */
 } recurrence_rows;
 
 static mlx_array keys_of(const mixer *m, const run *r, mlx_array rows) {
@@ -189,7 +206,9 @@ static recurrence_rows split_rows(const mixer *m, const run *r, mlx_array u) {
     const uint32_t k = n_keys(m);
     const int n_heads = (int)m->s->n_v_heads;
     const bool is_mamba = m->h->features.recurrence == FKV_MAMBA2;
-    recurrence_rows x = {.decay = values_of(m, r, rows_of(m, r, m->decay, n_heads), 1),
+    const int n_decays = m->h->features.recurrence == FKV_KDA ? (int)m->s->k_dim : 1; /* per value head */
+    mlx_array decay = rows_of(m, r, m->decay, n_heads * n_decays);
+    recurrence_rows x = {.decay = fkv_mlx_reshape(m->g, decay, FKV_MLX_SHAPE(r->n * m->a, m->b, 1, n_decays)),
                          .beta = values_of(m, r, rows_of(m, r, m->beta, n_heads), 1)};
     if (is_mamba) {
         x.values = values_of(m, r, conv_channels(m, r, u, 0, v), (int)m->s->v_dim);
@@ -210,7 +229,7 @@ static mlx_array step_state(const mixer *m, const recurrence_rows *x, int t, int
     mlx_array kept = fkv_mlx_multiply(g, *state, token_of(m, x->decay, t, n));
     mlx_array k = token_of(m, x->keys, t, n);
     mlx_array d = token_of(m, x->values, t, n);
-    if (m->h->features.recurrence == FKV_DELTA_NET) {
+    if (m->h->features.recurrence != FKV_MAMBA2) {
         d = fkv_mlx_subtract(g, d, fkv_mlx_sum_last(g, fkv_mlx_multiply(g, kept, k)));
         d = fkv_mlx_multiply(g, d, token_of(m, x->beta, t, n));
     }
@@ -348,12 +367,13 @@ static mlx_array gate_outputs(const mixer *m, mlx_array o) {
         if (!m->s->norms_before_gate) o = norm_groups(m, o);
         return m->s->out_scale != 0.0f ? fkv_model_op_scale(g, o, m->s->out_scale) : o;
     case FKV_DELTA_NET:
-    case FKV_KDA: /* rejected by fkv_array_weights_count() */
+    case FKV_KDA:
     case FKV_RECURRENCE_NONE: break;
     }
+    mlx_array gate = m->h->features.recurrence == FKV_KDA ? fkv_model_op_sigmoid(g, m->gate) : silu(g, m->gate);
     o = fkv_mlx_reshape(g, o, FKV_MLX_SHAPE(m->p->n_rows, (int)m->s->n_v_heads, (int)m->s->v_dim));
     o = fkv_array_rms_norm(m->p, o, m->p->layer->mixer_norm);
-    return fkv_mlx_multiply(g, fkv_mlx_reshape(g, o, FKV_MLX_SHAPE(m->p->n_rows, (int)n_values(m))), silu(g, m->gate));
+    return fkv_mlx_multiply(g, fkv_mlx_reshape(g, o, FKV_MLX_SHAPE(m->p->n_rows, (int)n_values(m))), gate);
 }
 
 /* Runs all sequences of the step. Returns their outputs, [T, n]. states: [n_rows] empty handles, which receive the new states */
@@ -403,12 +423,12 @@ fkv_status fkv_array_recurrent(const fkv_array_pass *p, fkv_array_rows in, mlx_a
                .b = s->tiled ? (int)s->n_k_heads : n_shared};
     mlx_array *states = p->r->arrays->states;
     mlx_array o = {NULL};
-    if (is_short)
-        project_short_conv(&m, in);
-    else if (h->features.recurrence == FKV_MAMBA2)
-        project_mamba2(&m, in);
-    else
-        project_delta_net(&m, in);
+    switch (h->features.recurrence) {
+    case FKV_SHORT_CONV: project_short_conv(&m, in); break;
+    case FKV_MAMBA2: project_mamba2(&m, in); break;
+    case FKV_KDA: project_kda(&m, in); break;
+    default: project_delta_net(&m, in);
+    }
     fkv_status status = run_sequences(&m, p->shape->state_layer, states, &o);
     if (status == FKV_OK) status = fkv_mlx_state_put(p->step, p->shape->state_layer, states);
     if (status == FKV_OK) status = evaluate_states(p, states, o);

@@ -22,7 +22,8 @@ enum { ARRAY_NUMERICS_VERSION = 2 };
 static uint64_t recurrent_token_bytes(const fkv_hparams *h) {
     enum { CHANNEL_BYTES = 32, OUTPUT_BYTES = 24 };
     const fkv_recurrence *s = &h->recurrence;
-    const uint64_t n_outputs = h->features.recurrence == FKV_SHORT_CONV ? 2 * h->dim : (uint64_t)s->n_v_heads * (s->v_dim + 2);
+    uint64_t n_outputs = h->features.recurrence == FKV_SHORT_CONV ? 2 * h->dim : (uint64_t)s->n_v_heads * (s->v_dim + 2);
+    if (h->features.recurrence == FKV_KDA) n_outputs += (uint64_t)s->n_v_heads * s->k_dim; /* decays per key channel */
     return (uint64_t)CHANNEL_BYTES * fkv_architecture_conv_channels(h) + OUTPUT_BYTES * n_outputs;
 }
 

@@ -65,7 +65,6 @@ typedef enum vector_kind {
     VECTOR,      /* [n] */
     NORM_VECTOR, /* [n] norm weights; 1 is added if the file stores weight - 1 */
     TABLE,       /* [n_rows, n] */
-    CONV_TABLE,  /* [n_taps, C], the transposed taps of a convolution */
     DECAY_VECTOR /* [n] negated decay rates, computed from the logarithms in the file */
 } vector_kind;
 
@@ -79,12 +78,12 @@ typedef struct layer_part {
 #define PART(name, ...) {offsetof(fkv_layer_tensors, name), offsetof(fkv_array_layer, name), __VA_ARGS__}
 #define N_PARTS(parts) (sizeof(parts) / sizeof((parts)[0]))
 
-static const layer_part MATRICES[] = {PART(q, 0),           PART(k, 0),           PART(v, 0),        PART(o, 0),
-                                      PART(attn_gate, 0),   PART(gate, 0),        PART(up, 0),       PART(down, 0),
-                                      PART(input_gate, 0),  PART(input_proj, 0),  PART(router, 0),   PART(shared_gate, 0),
-                                      PART(latent_up, 0),   PART(latent_down, 0), PART(mixer_in, 0), PART(mixer_gate, 0),
-                                      PART(mixer_fused, 0), PART(mixer_out, 0),   PART(alpha, 0),    PART(beta, 0),
-                                      PART(beta_alpha, 0),  PART(q_a, 0),         PART(kv_a, 0)};
+static const layer_part MATRICES[] = {
+    PART(q, 0),          PART(k, 0),           PART(v, 0),         PART(o, 0),           PART(attn_gate, 0),
+    PART(gate, 0),       PART(up, 0),          PART(down, 0),      PART(input_gate, 0),  PART(input_proj, 0),
+    PART(router, 0),     PART(shared_gate, 0), PART(latent_up, 0), PART(latent_down, 0), PART(mixer_in, 0),
+    PART(mixer_gate, 0), PART(mixer_fused, 0), PART(mixer_out, 0), PART(alpha, 0),       PART(beta, 0),
+    PART(beta_alpha, 0), PART(alpha_low, 0),   PART(gate_low, 0),  PART(q_a, 0),         PART(kv_a, 0)};
 
 static const layer_part STACKS[] = {PART(gate_experts, 0), PART(up_experts, 0), PART(down_experts, 0)};
 
@@ -117,7 +116,6 @@ static const layer_part VECTORS[] = {PART(q_bias, VECTOR),
                                      PART(out_scale, VECTOR),
                                      PART(mixer_in_bias, VECTOR),
                                      PART(mixer_out_bias, VECTOR),
-                                     PART(conv, CONV_TABLE),
                                      PART(conv_bias, VECTOR),
                                      PART(alpha_bias, VECTOR),
                                      PART(skip, VECTOR),
@@ -143,6 +141,7 @@ static uint64_t heads_bytes(const fkv_hparams *h, bool on_gpu) {
 
 static uint64_t layer_bytes(const fkv_hparams *h, const fkv_layer_tensors *t, bool on_gpu) {
     uint64_t bytes = t->kv_a != NULL ? heads_bytes(h, on_gpu) : 0;
+    bytes += vector_bytes(t->conv) + vector_bytes(t->conv_k) + vector_bytes(t->conv_v);
     for (size_t i = 0; i < N_PARTS(MATRICES); i++) bytes += matrix_bytes(tensor_of(t, &MATRICES[i]), on_gpu);
     for (size_t i = 0; i < N_PARTS(VECTORS); i++) bytes += vector_bytes(tensor_of(t, &VECTORS[i]));
     const fkv_tensor **const stacks[] = {t->gate_experts, t->up_experts, t->down_experts};
@@ -180,8 +179,6 @@ uint64_t fkv_array_available(const char **source) {
 }
 
 fkv_status fkv_array_weights_count(fkv_model *model) {
-    FKV_REQUIRE(model->hparams->features.recurrence != FKV_KDA, FKV_UNSUPPORTED,
-                "Kimi Delta Attention (%s) is not supported on MLX; use the CPU backend", model->hparams->architecture);
     mlx_device device;
     bool on_gpu = false;
     FKV_TRY(fkv_array_device(&device, &on_gpu));
@@ -494,20 +491,43 @@ static void transpose_values(const float *values, uint32_t n_rows, uint32_t n_co
 static void load_vector(loading *l, const fkv_tensor *tensor, vector_kind kind, mlx_array *array) {
     if (tensor == NULL || l->status != FKV_OK) return;
     const size_t n = (size_t)tensor->n_rows * tensor->n_cols;
-    float *values = malloc(2 * n * sizeof *values); /* the second half holds the transposed values */
+    float *values = malloc(n * sizeof *values);
     if (values == NULL) {
         l->status = fkv_fail(FKV_NO_MEMORY, "out of memory converting tensor %s for MLX", tensor->name);
         return;
     }
     l->status = read_values(l, tensor, kind, values);
-    if (l->status == FKV_OK && kind == CONV_TABLE) transpose_values(values, tensor->n_rows, tensor->n_cols, values + n);
-    const bool has_rows = kind == TABLE || kind == CONV_TABLE;
-    const int table[] = {(int)tensor->n_rows, (int)tensor->n_cols};
-    const int transposed[] = {(int)tensor->n_cols, (int)tensor->n_rows};
+    const int shape[] = {(int)tensor->n_rows, (int)tensor->n_cols};
     if (l->status == FKV_OK) {
-        *array = kind == CONV_TABLE ? mlx_array_new_data(values + n, transposed, 2, MLX_FLOAT32)
-                                    : mlx_array_new_data(values, has_rows ? table : table + 1, has_rows ? 2 : 1, MLX_FLOAT32);
+        *array = mlx_array_new_data(values, kind == TABLE ? shape : shape + 1, kind == TABLE ? 2 : 1, MLX_FLOAT32);
         l->status = said(array->ctx != NULL);
+    }
+    free(values);
+}
+
+/* Loads the taps of a convolution and transposes them: [n_taps, C]. In KDA, the channels of queries, keys and values are in three
+ * tensors. */
+static void load_conv(loading *l, const fkv_layer_tensors *t, mlx_array *array) {
+    const fkv_tensor *const parts[] = {t->conv, t->conv_k, t->conv_v};
+    if (t->conv == NULL || l->status != FKV_OK) return;
+    const uint32_t n_taps = t->conv->n_cols;
+    uint32_t n_channels = 0;
+    for (size_t i = 0; i < N_PARTS(parts); i++) n_channels += parts[i] != NULL ? parts[i]->n_rows : 0;
+    const size_t n = (size_t)n_channels * n_taps;
+    float *values = malloc(2 * n * sizeof *values); /* the second half holds the transposed values */
+    if (values == NULL) {
+        l->status = fkv_fail(FKV_NO_MEMORY, "out of memory converting tensor %s for MLX", t->conv->name);
+        return;
+    }
+    float *to = values;
+    for (size_t i = 0; i < N_PARTS(parts) && l->status == FKV_OK; i++) {
+        if (parts[i] == NULL) continue;
+        l->status = read_values(l, parts[i], TABLE, to);
+        to += (size_t)parts[i]->n_rows * n_taps;
+    }
+    if (l->status == FKV_OK) {
+        transpose_values(values, n_channels, n_taps, values + n);
+        l->status = copy_to(array, values + n, n_taps, n_channels, MLX_FLOAT32);
     }
     free(values);
 }
@@ -570,6 +590,7 @@ static void load_layer(loading *l, const fkv_layer_tensors *t, fkv_array_layer *
     for (size_t i = 0; i < N_PARTS(MATRICES); i++) load_matrix(l, tensor_of(t, &MATRICES[i]), array_of(layer, &MATRICES[i]));
     for (size_t i = 0; i < N_PARTS(VECTORS); i++)
         load_vector(l, tensor_of(t, &VECTORS[i]), VECTORS[i].kind, array_of(layer, &VECTORS[i]));
+    load_conv(l, t, &layer->conv);
     take_stack(l, t->gate_experts, &layer->gate_experts);
     take_stack(l, t->up_experts, &layer->up_experts);
     take_stack(l, t->down_experts, &layer->down_experts);
@@ -619,6 +640,7 @@ static void give_layer(fkv_array_layer *layer) {
         (void)mlx_array_free(*array);
         *array = (mlx_array){NULL}; /* two entries of VECTORS may refer to the same array, which must be freed only once */
     }
+    (void)mlx_array_free(layer->conv);
     (void)mlx_array_free(layer->k_up);
     (void)mlx_array_free(layer->v_up);
 }

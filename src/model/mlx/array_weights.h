@@ -45,10 +45,11 @@ typedef struct fkv_array_layer {
 
     /* recurrent layers; see fkv_layer_tensors */
     fkv_array_matrix mixer_in, mixer_gate, mixer_fused, mixer_out, alpha, beta, beta_alpha;
+    fkv_array_matrix alpha_low, gate_low;
     mlx_array mixer_in_bias, mixer_out_bias;
-    mlx_array conv;                    /* [n_taps, C] */
+    mlx_array conv;                    /* [n_taps, C]; in KDA, the channels of queries, keys and values, in this order */
     mlx_array conv_bias;               /* [C] */
-    mlx_array decay, alpha_bias, skip; /* [n_v_heads]; decay: negated decay rates */
+    mlx_array decay, alpha_bias, skip; /* [n_v_heads]; decay: negated decay rates; in KDA, alpha_bias is [n_v_heads * k_dim] */
     mlx_array mixer_norm;              /* [v_dim]; in Mamba-2 [n_v_heads * v_dim] */
 
     /* latent attention; see fkv_layer_tensors */

@@ -24,12 +24,12 @@ size_t fkv_recurrent_header(fkv_recurrent_device device, fkv_recurrence_kind kin
                                "    for (fkv_u32 mask = 16; mask > 0; mask /= 2) x += fkv_shuffle_xor(x, mask);\n"
                                "    return x;\n"
                                "}\n"};
-    const int n =
-        snprintf(text, size,
-                 "#define FKV_IS_DELTA_NET %d\n#define FKV_IS_TILED %d\n#define FKV_K_HEADS %u\n#define FKV_V_HEADS %u\n"
-                 "#define FKV_K_DIM %u\n#define FKV_V_DIM %u\n#define FKV_LANE_VALUES %u\n#define FKV_ROWS %d\n%s",
-                 kind == FKV_DELTA_NET, s->tiled, s->n_k_heads, s->n_v_heads, s->k_dim, s->v_dim, (s->k_dim + 31) / 32,
-                 FKV_RECURRENT_ROWS, functions[device]);
+    const int n = snprintf(text, size,
+                           "#define FKV_IS_DELTA_RULE %d\n#define FKV_IS_KDA %d\n#define FKV_IS_TILED %d\n"
+                           "#define FKV_K_HEADS %u\n#define FKV_V_HEADS %u\n"
+                           "#define FKV_K_DIM %u\n#define FKV_V_DIM %u\n#define FKV_LANE_VALUES %u\n#define FKV_ROWS %d\n%s",
+                           kind != FKV_MAMBA2, kind == FKV_KDA, s->tiled, s->n_k_heads, s->n_v_heads, s->k_dim, s->v_dim,
+                           (s->k_dim + 31) / 32, FKV_RECURRENT_ROWS, functions[device]);
     return n < 0 ? 0 : (size_t)n;
 }
 
@@ -47,16 +47,16 @@ size_t fkv_recurrent_header(fkv_recurrent_device device, fkv_recurrence_kind kin
     "    const fkv_index gate = (fkv_index)t * FKV_V_HEADS + head;\n"                                                            \
     "    const fkv_index key = ((fkv_index)t * FKV_K_HEADS + k_head) * FKV_K_DIM;\n"                                             \
     "    const fkv_index value = (fkv_index)t * (FKV_V_HEADS * FKV_V_DIM) + row;\n"                                              \
-    "    const float rate = decay[gate];\n"                                                                                      \
+    "    const float rate = FKV_IS_KDA ? 0.0f : decay[gate];\n"                                                                  \
     "    float k[FKV_LANE_VALUES];\n"                                                                                            \
     "    float seen = 0.0f;\n"                                                                                                   \
     "    for (int i = 0; i < FKV_LANE_VALUES; i++) {\n"                                                                          \
     "        const int at = i * 32 + lane;\n"                                                                                    \
     "        k[i] = at < FKV_K_DIM ? keys[key + at] : 0.0f;\n"                                                                   \
-    "        s[i] *= rate;\n"                                                                                                    \
+    "        s[i] *= !FKV_IS_KDA ? rate : at < FKV_K_DIM ? decay[gate * FKV_K_DIM + at] : 0.0f;\n"                               \
     "        seen += s[i] * k[i];\n"                                                                                             \
     "    }\n"                                                                                                                    \
-    "    const float v = FKV_IS_DELTA_NET ? values[value] - fkv_sum_lanes(seen) : values[value];\n"                              \
+    "    const float v = FKV_IS_DELTA_RULE ? values[value] - fkv_sum_lanes(seen) : values[value];\n"                             \
     "    const float d = v * beta[gate];\n"                                                                                      \
     "    float o = 0.0f;\n"                                                                                                      \
     "    for (int i = 0; i < FKV_LANE_VALUES; i++) {\n"                                                                          \

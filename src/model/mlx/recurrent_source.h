@@ -1,9 +1,10 @@
-/* Source code of the GPU kernel that runs the recurrence of delta nets and Mamba-2 over the tokens of one sequence, for CUDA and
- * Metal, and for its emulation on the host (src/attn/gpu/host), which tests use. This file depends neither on MLX nor on a GPU.
+/* Source code of the GPU kernel that runs the recurrence of delta nets, KDA and Mamba-2 over the tokens of one sequence, for CUDA
+ * and Metal, and for its emulation on the host (src/attn/gpu/host), which tests use. This file depends neither on MLX nor on a
+ * GPU.
  *
  * Inputs, all float32 except n_tokens, where n is the number of tokens:
  *   state [n_v_heads, v_dim, k_dim]; queries, keys [n, n_k_heads, k_dim]; values [n, n_v_heads, v_dim]
- *   decay, beta [n, n_v_heads]; n_tokens: one 32-bit word with the value n
+ *   decay, beta [n, n_v_heads]; in KDA, decay [n, n_v_heads, k_dim]; n_tokens: one 32-bit word with the value n
  * Output: out, [n, n_v_heads, v_dim] outputs followed by the new state [n_v_heads, v_dim, k_dim].
  *
  * Algorithm: a warp (simdgroup) of 32 lanes computes one row of the state, that is, one value channel of one head. Each lane
