@@ -1,5 +1,6 @@
 /* Tests models with recurrent layers and with latent attention on MLX. Logits must not depend on how tokens are chunked and
- * batched, and must be unchanged after forks, failed steps, truncation to a snapshot, prefix sharing and reloads from page files.
+ * batched, and must be unchanged after forks, failed steps, rejected drafts, truncation to a snapshot, prefix sharing and reloads
+ * from page files.
  * parity_mlx_models compares the same models with transformers.
  *
  * On MLX's CPU backend, logits must be bit-identical. A GPU selects matrix kernels by the number of rows, so there logits may
@@ -171,6 +172,35 @@ START_TEST(logits_survive_forks_truncation_sharing_and_files) {
 }
 END_TEST
 
+START_TEST(rejected_drafts_do_not_change_logits) {
+    enum { FROM = 30, TO = 62, MAX_DRAFT = 4 }; /* the second page begins after the first two tokens */
+    for (uint32_t i = 0; i < N_NAMES; i++) {
+        fkv_model *model = open_golden(i);
+        fkv_runner *runner = model_runner(model, runner_config(i, 64));
+        const fkv_seq seq = model_seq(runner, N);
+        run_part(runner, seq, 0, FROM, 64);
+        uint32_t n_rejected = 0;
+        for (uint32_t at = FROM, turn = 0; at < TO; turn++) {
+            uint32_t tokens[1 + MAX_DRAFT];
+            const uint32_t n_kept =
+                1 + turn % (1 + MAX_DRAFT); /* one token and its accepted drafts; the other drafts are wrong */
+            const float *logits = NULL;
+            for (uint32_t t = 0; t < 1 + MAX_DRAFT; t++) tokens[t] = golden.tokens[at + t] ^ (t < n_kept ? 0 : 1);
+            const fkv_tokens row = {.seq = seq, .tokens = tokens, .n_tokens = 1 + MAX_DRAFT, .logits = FKV_LOGITS_ALL};
+            ck_ok(fkv_runner_verify(runner, &row, 1, &logits));
+            memcpy(got + (size_t)at * GOLDEN_VOCAB, logits, (size_t)n_kept * GOLDEN_VOCAB * sizeof *got);
+            check_logits(NAMES[i], "a draft", at, at + n_kept);
+            ck_ok(fkv_runner_accept(runner, &n_kept));
+            n_rejected += 1 + MAX_DRAFT - n_kept;
+            at += n_kept;
+        }
+        ck_assert_uint_gt(n_rejected, MAX_DRAFT);
+        fkv_runner_close(runner);
+        close_golden(model);
+    }
+}
+END_TEST
+
 static fkv_backend_memory memory_now(void) {
     fkv_backend_memory now;
     ck_ok(fkv_backend_memory_now(FKV_BACKEND_MLX, &now));
@@ -209,4 +239,5 @@ START_TEST(memory_counters_stay_within_the_plan) {
 END_TEST
 
 TEST_MAIN("mlx_hybrids", logits_do_not_depend_on_chunks, logits_do_not_depend_on_the_batch,
-          logits_survive_forks_truncation_sharing_and_files, memory_counters_stay_within_the_plan)
+          logits_survive_forks_truncation_sharing_and_files, rejected_drafts_do_not_change_logits,
+          memory_counters_stay_within_the_plan)
