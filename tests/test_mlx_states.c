@@ -238,6 +238,7 @@ START_TEST(wrong_calls_are_rejected) {
     ck_status(fkv_step_commit(step), FKV_BAD_STATE);
     ck_ok(fkv_mlx_state_put(step, 0, &flat));
     ck_status(fkv_mlx_state_put(step, 0, &flat), FKV_BAD_STATE);
+    ck_status(fkv_mlx_fetch(step, 0, 0, &out, &state), FKV_BAD_ARGUMENT);
     ck_ok(fkv_step_abort(step));
     ck_status(fkv_mlx_state_get(step, 0, 0, &state), FKV_BAD_STATE);
     const mlx_array all[] = {state, rows, flat, small, empty, out};

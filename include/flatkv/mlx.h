@@ -89,9 +89,10 @@ FKV_API fkv_status fkv_mlx_state_get(fkv_step *step, uint32_t layer, uint32_t ro
 FKV_API fkv_status fkv_mlx_state_put(fkv_step *step, uint32_t layer, const mlx_array *states);
 
 /* Returns all rows of one sequence, decoded, for models that compute attention themselves. row: index of the sequence in the
- * step. *k and *v receive float32 arrays [G, S, D], where S is the length of the sequence including the tokens of the step. Both
- * must be valid handles, as in fkv_mlx_attend(). The layer must have been written. Returns FKV_UNSUPPORTED for sealed layers and
- * for layers with a window. The arrays grow with the sequence and are not part of the plan. */
+ * step. *k and *v receive float32 arrays [G, S, D], where S is the length of the sequence including the tokens of the step. In a
+ * latent layer, *k receives the latent channels, [1, S, D], and *v the RoPE channels, [1, S, rope_dim]. Both must be valid
+ * handles, as in fkv_mlx_attend(). The layer must have been written. Returns FKV_UNSUPPORTED for sealed layers and for layers
+ * with a window. The arrays grow with the sequence and are not part of the plan. */
 FKV_API fkv_status fkv_mlx_fetch(fkv_step *step, uint32_t layer, uint32_t row, mlx_array *k, mlx_array *v);
 
 /* Appends to `arrays` the arrays whose evaluation completes all writes of this step. Every layer must have been written. Needed

@@ -489,10 +489,10 @@ static fkv_status check_rows(const fkv_mlx_state *mlx, mlx_array a, uint32_t n_h
     return FKV_OK;
 }
 
-static fkv_status require_pages(const fkv_mlx_layer *at, uint32_t layer, const char *call) {
-    FKV_REQUIRE(at->states == NULL, FKV_BAD_ARGUMENT,
+fkv_status fkv_mlx_require_pages(const fkv_mlx_layer *layer, uint32_t index, const char *call) {
+    FKV_REQUIRE(layer->states == NULL, FKV_BAD_ARGUMENT,
                 "%s: layer %u has a recurrent state and no keys and values; use fkv_mlx_state_get() and fkv_mlx_state_put()",
-                call, layer);
+                call, index);
     return FKV_OK;
 }
 
@@ -500,8 +500,8 @@ fkv_status fkv_mlx_write(fkv_step *step, uint32_t layer, mlx_array k, mlx_array 
     FKV_TRY(fkv_step_check(step, &fkv_device_mlx, layer, FKV_LAYER_UNWRITTEN, "fkv_mlx_write"));
     fkv_mlx_state *mlx = fkv_step_device_state(step);
     fkv_mlx_layer *at = &mlx->layers[layer];
-    FKV_TRY(require_pages(at, layer, "fkv_mlx_write"));
-    const bool is_latent = at->attn->rope_dim != 0;
+    FKV_TRY(fkv_mlx_require_pages(at, layer, "fkv_mlx_write"));
+    const bool is_latent = fkv_mlx_is_latent(at);
     FKV_TRY(check_rows(mlx, k, at->attn->n_kv_heads, fkv_attn_key_dim(at->attn), "fkv_mlx_write: k"));
     FKV_REQUIRE(!is_latent || v.ctx == NULL, FKV_BAD_ARGUMENT,
                 "fkv_mlx_write: v of layer %u is not empty, but a latent layer has no separate values", layer);
@@ -531,7 +531,7 @@ fkv_status fkv_mlx_attend(fkv_step *step, uint32_t layer, mlx_array q, mlx_array
     FKV_TRY(fkv_step_check(step, &fkv_device_mlx, layer, FKV_LAYER_ANY, "fkv_mlx_attend"));
     fkv_mlx_state *mlx = fkv_step_device_state(step);
     fkv_mlx_layer *at = &mlx->layers[layer];
-    FKV_TRY(require_pages(at, layer, "fkv_mlx_attend"));
+    FKV_TRY(fkv_mlx_require_pages(at, layer, "fkv_mlx_attend"));
     FKV_TRY(fkv_step_check(step, &fkv_device_mlx, layer, FKV_LAYER_WRITTEN, "fkv_mlx_attend"));
     FKV_REQUIRE(out != NULL, FKV_BAD_ARGUMENT, "fkv_mlx_attend: out is NULL");
     FKV_TRY(check_rows(mlx, q, at->attn->n_q_heads, fkv_attn_key_dim(at->attn), "fkv_mlx_attend: q"));

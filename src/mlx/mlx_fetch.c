@@ -35,7 +35,7 @@ static mlx_array gathered_pages(fkv_mlx_state *mlx, fkv_mlx_layer *layer, const 
     return pages;
 }
 
-/* Decodes the keys or the values in gathered pages: float32 [G, n_tokens, D]. */
+/* Decodes one side of gathered pages: float32 [G, n_tokens, D]. In a latent layer, the V side has rope_dim channels. */
 static mlx_array decoded_side(fkv_mlx_state *mlx, const fkv_mlx_layer *layer, mlx_array pages, uint32_t n_pages, fkv_side side,
                               uint32_t n_tokens) {
     fkv_mlx_graph *g = &mlx->graph;
@@ -54,7 +54,7 @@ static mlx_array decoded_side(fkv_mlx_state *mlx, const fkv_mlx_layer *layer, ml
         x = fkv_mlx_reshape(g, fkv_mlx_transpose(g, x, FKV_MLX_SHAPE(1, 0, 2, 3)), FKV_MLX_SHAPE(heads, n * page_tokens, width));
         part[p] = fkv_mlx_slice(g, x, FKV_MLX_SHAPE(0, 0, 0), FKV_MLX_SHAPE(heads, (int)n_tokens, width));
     }
-    const fkv_rotation *rotation = side == FKV_SIDE_K ? layer->attn->rotate_k : layer->attn->rotate_v;
+    const fkv_rotation *rotation = fkv_mlx_stored_rotation(layer, side);
     const mlx_array rows = fkv_mlx_decoded_rows(g, codec, part);
     return rotation != NULL ? fkv_mlx_unrotate(g, rows, rotation, layer->signs[side]) : rows;
 }
@@ -63,6 +63,7 @@ fkv_status fkv_mlx_fetch(fkv_step *step, uint32_t layer, uint32_t row, mlx_array
     FKV_TRY(fkv_step_check(step, &fkv_device_mlx, layer, FKV_LAYER_WRITTEN, "fkv_mlx_fetch"));
     fkv_mlx_state *mlx = fkv_step_device_state(step);
     fkv_mlx_layer *at = &mlx->layers[layer];
+    FKV_TRY(fkv_mlx_require_pages(at, layer, "fkv_mlx_fetch"));
     FKV_REQUIRE(k != NULL && v != NULL, FKV_BAD_ARGUMENT, "fkv_mlx_fetch: k or v is NULL");
     FKV_REQUIRE(row < mlx->step.n_rows, FKV_BAD_ARGUMENT, "fkv_mlx_fetch: row is %u but the step has %u rows", row,
                 mlx->step.n_rows);

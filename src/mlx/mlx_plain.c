@@ -28,8 +28,6 @@ enum {
     MAX_TILE_SCORES = 1 << 21 /* upper bound on (queries per block) * H * TILE_TOKENS */
 };
 
-static bool is_latent(const fkv_mlx_layer *layer) { return layer->attn->rope_dim != 0; }
-
 /* Returns channels [from, to) of rows: [n, heads, ..] -> [n, heads, to - from]. */
 static mlx_array channels_of(fkv_mlx_graph *g, mlx_array rows, uint32_t from, uint32_t to) {
     if (g->failed) return rows;
@@ -65,8 +63,7 @@ static void encode_side(fkv_mlx_state *mlx, const fkv_mlx_layer *layer, fkv_side
                         mlx_array part[FKV_N_PARTS]) {
     fkv_mlx_graph *g = &mlx->graph;
     const fkv_codec *codec = &layer->block->codec[side];
-    const fkv_rotation *rotation = side == FKV_SIDE_K ? layer->attn->rotate_k : layer->attn->rotate_v;
-    if (is_latent(layer) && side == FKV_SIDE_V) rotation = NULL; /* the V side holds the RoPE channels, which are not rotated */
+    const fkv_rotation *rotation = fkv_mlx_stored_rotation(layer, side);
     mlx_array x = fkv_mlx_storable(mlx, fkv_mlx_astype(g, rows, MLX_FLOAT32));
     if (rotation != NULL) x = fkv_mlx_storable(mlx, fkv_mlx_rotate(g, x, rotation, layer->signs[side]));
     fkv_mlx_codec_of(codec)->encode(mlx, codec, x, part);
@@ -235,8 +232,8 @@ fkv_status fkv_mlx_plain_write(fkv_mlx_state *mlx, fkv_mlx_layer *layer, mlx_arr
     fkv_mlx_layer *to = layer->open != NULL ? layer->open : layer;
     const uint32_t dim = layer->attn->head_dim;
     /* write_side() releases all handles of the graph, so each side slices the rows itself */
-    write_side(mlx, to, FKV_SIDE_K, is_latent(layer) ? channels_of(&mlx->graph, k, 0, dim) : k);
-    write_side(mlx, to, FKV_SIDE_V, is_latent(layer) ? channels_of(&mlx->graph, k, dim, dim + layer->attn->rope_dim) : v);
+    write_side(mlx, to, FKV_SIDE_K, fkv_mlx_is_latent(layer) ? channels_of(&mlx->graph, k, 0, dim) : k);
+    write_side(mlx, to, FKV_SIDE_V, fkv_mlx_is_latent(layer) ? channels_of(&mlx->graph, k, dim, dim + layer->attn->rope_dim) : v);
     if (layer->open != NULL) seal_pages(mlx, layer);
     return fkv_mlx_graph_status(&mlx->graph, "fkv_mlx_write");
 }
@@ -351,11 +348,11 @@ static void fold_tile(query_block *b, const fkv_mlx_layer *form, uint32_t begin,
     gathered_side(b, form, pages, n_pages, FKV_SIDE_V, skip, end - begin, part[FKV_SIDE_V]);
 
     mlx_array scores = k->scores(g, &codec[FKV_SIDE_K], part[FKV_SIDE_K], b->q);
-    if (is_latent(form)) {
+    if (fkv_mlx_is_latent(form)) {
         scores = fkv_mlx_add(g, scores, v->scores(g, &codec[FKV_SIDE_V], part[FKV_SIDE_V], b->q_rope));
         v = k; /* the latent channels are also the values */
     }
-    const fkv_side values = is_latent(form) ? FKV_SIDE_K : FKV_SIDE_V;
+    const fkv_side values = fkv_mlx_is_latent(form) ? FKV_SIDE_K : FKV_SIDE_V;
     scores = capped(b, scores);
     if (hides(b, begin, end)) {
         /* A softmax weight of 0 times a non-finite value is NaN. Non-finite values are therefore replaced with 0, and the scores
@@ -451,7 +448,7 @@ static mlx_array attend_block(query_block *b, mlx_array q, uint32_t first) {
     const fkv_attn_layer *attn = b->layer->attn;
     mlx_array mine = fkv_mlx_slice(g, q, FKV_MLX_SHAPE((int)first, 0, 0),
                                    FKV_MLX_SHAPE((int)(first + b->n), (int)attn->n_q_heads, (int)fkv_attn_key_dim(attn)));
-    if (is_latent(b->layer)) {
+    if (fkv_mlx_is_latent(b->layer)) {
         b->q_rope = prepared(b->mlx, b->layer, channels_of(g, mine, attn->head_dim, fkv_attn_key_dim(attn)), (int)b->n,
                              (int)attn->rope_dim, false);
         mine = channels_of(g, mine, 0, attn->head_dim);

@@ -120,6 +120,18 @@ FKV_INLINE const fkv_attn_row *fkv_mlx_rows(const fkv_mlx_state *mlx, const fkv_
     return mlx->step.rows + (size_t)layer->group * mlx->step.stride;
 }
 
+FKV_INLINE bool fkv_mlx_is_latent(const fkv_mlx_layer *layer) { return layer->attn->rope_dim != 0; }
+
+/* Returns the rotation of the rows that one side of a page stores, or NULL if they are not rotated. In a latent layer, the V side
+ * stores the RoPE channels, which are never rotated; rotate_v applies to the output of attention. */
+FKV_INLINE const fkv_rotation *fkv_mlx_stored_rotation(const fkv_mlx_layer *layer, fkv_side side) {
+    if (side == FKV_SIDE_K) return layer->attn->rotate_k;
+    return fkv_mlx_is_latent(layer) ? NULL : layer->attn->rotate_v;
+}
+
+/* Returns FKV_BAD_ARGUMENT if the layer has a recurrent state instead of pages. call: name of the public function */
+fkv_status fkv_mlx_require_pages(const fkv_mlx_layer *layer, uint32_t index, const char *call);
+
 /* ---- plain method (mlx_plain.c) ---- */
 
 fkv_status fkv_mlx_plain_write(fkv_mlx_state *mlx, fkv_mlx_layer *layer, mlx_array k, mlx_array v);
