@@ -379,6 +379,9 @@ COMPARISONS = (
      "`bench/hybrid_turns` holds a conversation of 20 turns with each of the two servers. Prompts do not contain the reasoning of earlier turns. Then the 10th user message is edited, the last turn is generated again, and 8 different messages continue "
      "the conversation. The model has the architecture of Qwen3.5, 4 layers and random weights. llama.cpp is the server of the package xllamacpp 2026.10.11549, which is compiled for AVX2; flatkv also uses wider instruction sets. Both servers use one thread and a 16-bit cache. "
      "Token counts and CPU times are sums over all requests, and times to the first token are medians. Requests to the two servers were interleaved on a busy machine, so times are longer than on an idle machine."),
+    ("Hybrid models and latent attention on the CPU, next to llama.cpp", "hybrid_rates",
+     "`bench/hybrid_rates` measures models with random Q8_0 weights on 2 cores. The hybrid model has 4 layers with the widths of Qwen3.5-4B, three of them gated delta nets. The dense model has no recurrent layers and needs as many operations per prompt token. "
+     "The latent model has 4 layers with the widths of GLM-4.7-Flash, but 8 experts per layer. Rates are medians of runs in interleaved order. Both programs use a 16-bit cache and were compiled for this machine."),
     ("Large key biases in mlx-lm", "python_key_biases",
      "The table shows KL divergences from mlx-lm's float32 cache. `python/tests/key_biases.py` runs a small Qwen2 model with random weights twice: with large key biases in slowly rotating channels, as in trained models of this family, and with small key biases. "
      "\"Not centered\" means that the mean key biases are not subtracted."),

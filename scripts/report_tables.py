@@ -451,6 +451,17 @@ def hybrid_turns(results):
     return markdown(head, rows)
 
 
+def hybrid_rates(results):
+    """Prefill and decode rates of hybrid and latent-attention models, next to llama.cpp (bench/hybrid_rates)."""
+    labels = {"hybrid": "Qwen3.5-4B layers", "dense": "dense, equal FLOPs", "latent": "latent attention"}
+    rows = []
+    for row in results.file(f"{CPU}/hybrid_rates")["rows"]:
+        test = f"{row['test']}, {row['tokens']:,} tokens" + (f" after {row['depth']:,}" if row["depth"] else "")
+        ours, theirs = row["flatkv"]["tps"], row.get("llama.cpp", {}).get("tps")
+        rows.append([labels[row["model"]], test, f"{ours:.1f}", f"{theirs:.1f}" if theirs else "", ratio(ours, theirs) if theirs else ""])
+    return markdown(["model", "test", "flatkv, tokens/s", "llama.cpp, tokens/s", "ratio"], rows)
+
+
 def python_key_biases(results):
     """KL divergence of quantized caches with large and small key biases (python/tests/key_biases.py)."""
     found = results.file("python_key_biases")
@@ -491,6 +502,6 @@ def outside_checks(results):
 
 MADE = (flat, attention_cpu, attention_cpu_128, attention_llama, read_roof, attention_codecs, attention_mlx_lm, models_cpu, quality, calibrated)
 MADE += (decode_step_gpu, attention_gpu, sealed_gpu, lengths_gpu, latent_gpu, small_codecs_gpu, kernels_gpu, python_model, python_decode, python_batch, python_lengths)
-MADE += (python_soak, python_census, python_turns, hybrid_turns, python_key_biases)
+MADE += (python_soak, python_census, python_turns, hybrid_turns, hybrid_rates, python_key_biases)
 MADE += (families, outside_checks, speed)
 TABLES = {f.__name__: f for f in MADE}
