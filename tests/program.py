@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Tests the output, errors and exit codes of the flatkv program. Each function tests one behaviour. Only the needle model is required.
+"""Tests the output, errors and exit codes of the flatkv program. Each function tests one behaviour. Only models of the source tree are required.
 
 usage: program.py FLATKV BEHAVIOUR     program.py --list prints the behaviours
 """
@@ -20,6 +20,7 @@ import time
 
 TREE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 BOOK = os.path.join(TREE, "models/needle/book.txt")
+HYBRID = os.path.join(TREE, "models/hybrid")
 GOOD, FAILED, USAGE, NO_FIT, INTERRUPTED = 0, 1, 2, 3, 130
 SANITIZED = "FKV_TEST_SANITIZED" in os.environ  # sanitizers are slow, so texts are shorter
 COMMANDS = (["run"], ["serve"], ["plan"], ["ppl"], ["niah"], ["bench"], ["bench", "flat"], ["bench", "attn"], ["calibrate"], ["embed"], ["tokenize"], ["pages"], ["doctor"], ["models"], ["pull"])
@@ -879,6 +880,21 @@ def a_planted_fact_is_found_at_every_depth():
         with open(picture, encoding="utf-8") as file:
             expect(file.read().count("100 %") >= 10, "the heat map does not show full recall")
     refused(USAGE, ["leaves no room"], "niah", "--lengths", "100")
+
+
+def a_hybrid_model_recalls_facts_after_edits():
+    def said(*lines):
+        code, out, err = flatkv("run", "-i", "-m", HYBRID, "-t", "0", "-n", "60", stdin="".join(line + "\n" for line in lines).encode())
+        expect(code == GOOD, code, err)
+        return out.decode().splitlines()
+    fact, other = ("The pass key of Kavorbri is 3141592.", "The pass key of Kavorbri is 2718281.")
+    question, text = ("What is the pass key of Kavorbri?", book(20000, 300).replace("\n", " "))
+    for lines, expected in (((text + " " + fact + " " + text, question), fact), ((fact, question, "/regenerate"), fact), ((fact, text, "/undo", question), fact),
+                            ((other, "/edit " + fact, question), fact), ((fact, question, "/undo", "/undo", other, question), other)):
+        out = said(*lines)
+        expect(out[-1] == expected, lines, out)
+    found = answer("niah", "-m", HYBRID, "--lengths", "700,1500", "--depths", "3")
+    expect(found["found"] == found["total"] == 6, found)
 
 
 def a_running_model_stays_within_its_plan():

@@ -1,8 +1,9 @@
 /* Tests models with recurrent layers: logits are bit-identical however tokens are chunked, batched and distributed over threads,
  * and after forks, failed steps, truncation to a snapshot and prefix sharing. parity_models compares the same models with
- * transformers. */
+ * transformers. A trained model (models/hybrid) must give the same answer as in transformers. */
 #include "golden_models.h"
 #include "model_fixture.h"
+#include "relative_l2.h"
 #include "sanitized.h"
 #include "test.h"
 
@@ -192,5 +193,60 @@ START_TEST(plan_includes_states) {
 }
 END_TEST
 
+enum { TRAINED_VOCAB = 264, TRAINED_TOKENS = 512, TRAINED_ROWS = 4 };
+
+static uint32_t read_integers(const json_t *json, const char *key, uint32_t *out, uint32_t max) {
+    const json_t *list = json_object_get(json, key);
+    const uint32_t n = (uint32_t)json_array_size(list);
+    ck_assert_msg(n > 0 && n <= max, "%s has %u values", key, n);
+    for (uint32_t i = 0; i < n; i++) out[i] = (uint32_t)json_integer_value(json_array_get(list, i));
+    return n;
+}
+
+static uint32_t most_likely(const float *logits) {
+    uint32_t best = 0;
+    for (uint32_t i = 1; i < TRAINED_VOCAB; i++)
+        if (logits[i] > logits[best]) best = i;
+    return best;
+}
+
+/* The trained model answers a question about a fact in its prompt (scripts/make-hybrid-golden). */
+START_TEST(trained_model_gives_the_answer_of_transformers) {
+    static uint32_t tokens[TRAINED_TOKENS];
+    static uint32_t rows[TRAINED_ROWS];
+    static float logits[TRAINED_TOKENS * TRAINED_VOCAB];
+    static float wanted[TRAINED_VOCAB];
+    json_t *json = json_load_file("tests/data/hybrid_golden.json", 0, NULL);
+    ck_assert_ptr_nonnull(json);
+    const uint32_t n_prompt = read_integers(json, "prompt", tokens, TRAINED_TOKENS * 3 / 4);
+    const uint32_t n_answer = read_integers(json, "answer", tokens + n_prompt, TRAINED_TOKENS / 4);
+    const uint32_t n_rows = read_integers(json, "rows", rows, TRAINED_ROWS);
+    const json_t *values = json_object_get(json, "logits");
+    ck_assert_uint_eq(json_array_size(values), (size_t)n_rows * TRAINED_VOCAB);
+    const fkv_model_config config = fkv_model_config_default();
+    fkv_model *model = NULL;
+    ck_ok(fkv_model_load("models/hybrid", &config, &model));
+    ck_assert_uint_eq(fkv_model_about(model)->n_vocab, TRAINED_VOCAB);
+    fkv_runner *runner = model_runner(model, model_runner_config(16, TRAINED_TOKENS, 64));
+    fkv_seq seq = model_seq(runner, TRAINED_TOKENS);
+    model_run(runner, seq, tokens, n_prompt, 64, TRAINED_VOCAB, logits);
+    for (uint32_t i = 0; i < n_answer; i++) {
+        const uint32_t at = n_prompt + i;
+        ck_assert_msg(most_likely(logits + (size_t)(at - 1) * TRAINED_VOCAB) == tokens[at], "token %u of the answer differs", i);
+        if (i + 1 < n_answer) model_run(runner, seq, tokens + at, 1, 1, TRAINED_VOCAB, logits + (size_t)at * TRAINED_VOCAB);
+    }
+    for (uint32_t i = 0; i < n_rows; i++) {
+        for (uint32_t v = 0; v < TRAINED_VOCAB; v++)
+            wanted[v] = (float)json_number_value(json_array_get(values, (size_t)i * TRAINED_VOCAB + v));
+        const double error = relative_l2(logits + (size_t)(n_prompt - 1 + rows[i]) * TRAINED_VOCAB, wanted, TRAINED_VOCAB);
+        ck_assert_msg(error <= 1e-3, "relative error %.1e of the logits of token %u of the answer", error, rows[i]);
+    }
+    fkv_runner_close(runner);
+    fkv_model_close(model);
+    json_decref(json);
+}
+END_TEST
+
 TEST_MAIN("recurrent_models", logits_do_not_depend_on_chunks_and_threads, logits_do_not_depend_on_the_batch,
-          forks_and_failed_steps_leave_the_state_unchanged, snapshots_restore_the_state, plan_includes_states)
+          forks_and_failed_steps_leave_the_state_unchanged, snapshots_restore_the_state, plan_includes_states,
+          trained_model_gives_the_answer_of_transformers)
