@@ -382,6 +382,12 @@ COMPARISONS = (
     ("Hybrid models and latent attention on the CPU, next to llama.cpp", "hybrid_rates",
      "`bench/hybrid_rates` measures models with random Q8_0 weights on 2 cores. The hybrid model has 4 layers with the widths of Qwen3.5-4B, three of them gated delta nets. The dense model has no recurrent layers and needs as many operations per prompt token. "
      "The latent model has 4 layers with the widths of GLM-4.7-Flash, but 8 experts per layer. Rates are medians of runs in interleaved order. Both programs use a 16-bit cache and were compiled for this machine."),
+    ("A conversation with a trained hybrid model", "hybrid_chat",
+     "`bench/hybrid_quality` holds a conversation with the model in models/hybrid, which has the architecture of Qwen3.5, 4.7 million parameters and one token per byte. The system prompt is a text with 12 facts. The model reasons before each answer, and the "
+     "template drops the reasoning of earlier turns. New tokens are the tokens of a prompt that no earlier prompt contains. The server uses the default codec and the default number of snapshots. The last request is sent to a restarted server with the same `--prefix-dir`."),
+    ("Page codecs with a trained hybrid model", "hybrid_codecs",
+     "The text is the book in models/needle, on which the model in models/hybrid was not trained. Perplexity is per byte, and KL divergence is relative to 16-bit pages. "
+     "For the last column, flatkv's server answers questions about documents of 4096 bytes with 16 facts each. Recurrent states are in f32."),
     ("Large key biases in mlx-lm", "python_key_biases",
      "The table shows KL divergences from mlx-lm's float32 cache. `python/tests/key_biases.py` runs a small Qwen2 model with random weights twice: with large key biases in slowly rotating channels, as in trained models of this family, and with small key biases. "
      "\"Not centered\" means that the mean key biases are not subtracted."),
