@@ -72,6 +72,15 @@ static const attn_case kernel_cases[] = {
     {{5, 1, 512}, 20, 16, 0, 0, 30, FKV_ROTATE_V, FKV_F16, FKV_F32, true, 1, {{140, 2}}, .opens = true},
     {{12, 2, 96}, 18, 16, 100, 20, 0, FKV_ROTATE_V, FKV_BF16, FKV_F32, false, 2, {{300, 1}, {126, 8}}, .opens = true},
     {{7, 1, 64}, 21, 32, 0, 0, 0, FKV_ROTATE_V, FKV_F16, FKV_F32, true, 1, {{300, 2}}, .opens = true},
+    /* latent layers: several splits, windows, all bit widths and group sizes, several RoPE steps per warp, and more query heads
+     * than a block has rows */
+    {{16, 1, 512, 64}, 1, 64, 0, 0, 0, FKV_ROTATE_NONE, FKV_F16, FKV_F32, true, 3, {{700, 1}, {61, 2}, {0, 1}}},
+    {{5, 1, 256, 32}, 3, 32, 40, 4, 30, FKV_ROTATE_K, FKV_BF16, FKV_F32, true, 2, {{100, 1}, {60, 4}}, .sinks = 2},
+    {{20, 1, 64, 32}, 7, 16, 0, 0, 0, FKV_ROTATE_NONE, FKV_F16, FKV_BF16, false, 2, {{300, 1}, {30, 4}}},
+    {{16, 1, 192, 48}, 0, 64, 0, 0, 0, FKV_ROTATE_K, FKV_BF16, FKV_F32, true, 2, {{130, 1}, {62, 3}}},
+    {{3, 1, 128, 16}, 0, 64, 200, 16, 0, FKV_ROTATE_NONE, FKV_F16, FKV_F16, true, 2, {{300, 1}, {63, 3}}},
+    {{4, 1, 128, 64}, 8, 128, 0, 0, 0, FKV_ROTATE_K, FKV_F16, FKV_F32, false, 1, {{140, 2}}},
+    {{4, 1, 128, 16}, 6, 256, 0, 0, 0, FKV_ROTATE_K, FKV_F16, FKV_F32, false, 1, {{280, 1}}},
 };
 enum { N_KERNEL_CASES = sizeof kernel_cases / sizeof kernel_cases[0] };
 
@@ -99,8 +108,9 @@ enum { LONE_PREFILL_CASE = 42 };
  * the shapes for which Metal uses it. The plain loops read keys in the same way as Metal prefill and decode_plain.h, so they are
  * compiled for only a few cases. */
 static inline bool kernel_case_has(uint32_t i, int kernel) {
-    enum { WRITE, COPY_PAGES, PUT_NUMBERS, SEAL = KERNEL_SIMDGROUP_DECODE - 1 }; /* values of fkv_kernel */
+    enum { WRITE, COPY_PAGES, PUT_NUMBERS, DECODE, MERGE, SEAL = KERNEL_SIMDGROUP_DECODE - 1 }; /* values of fkv_kernel */
     const attn_shape *shape = &kernel_cases[i].shape;
+    if (shape->rope_dim != 0) return kernel <= MERGE; /* latent layers have no prefill kernel and no Metal kernels */
     if (kernel == SEAL) return kernel_cases[i].opens;
     if (kernel == KERNEL_LONE_PREFILL) return i == LONE_PREFILL_CASE;
     if (kernel == KERNEL_SIMDGROUP_DECODE)

@@ -163,7 +163,7 @@ static void write_host(const char *folder, uint32_t i, const fkv_attn_layer *lay
     if (!alone) {
         fputs(fkv_kernel_file_write_rows, file);
         if (!layer->sealed) fputs(fkv_kernel_file_write, file);
-        put_variants(file, i, layer);
+        if (kernel_case_has(i, FKV_KERNEL_PREFILL)) put_variants(file, i, layer);
     }
     fprintf(file,
             "}\nextern \"C\" void kernel_case_%u%s(int kernel, const fkv_u32 grid[3], fkv_u32 n_threads, const void *const *in, "
@@ -189,7 +189,7 @@ static const char *type_of(const char *name, fkv_type rows, fkv_kernel_device de
 static void write_device(const char *folder, uint32_t i, fkv_kernel_device device, const fkv_attn_layer *layer, uint32_t rows) {
     bool metal = device == FKV_KERNEL_METAL;
     for (int kernel = 0; kernel < FKV_N_KERNELS; kernel++) {
-        if (!kernel_case_has(i, kernel)) continue;
+        if (!kernel_case_has(i, kernel) || !fkv_kernels_support(device, layer)) continue;
         char ending[32];
         snprintf(ending, sizeof ending, "_%s%s", kernel_names[kernel], metal ? ".metal" : ".cu");
         FILE *file = open_text(folder, i, ending);

@@ -25,7 +25,7 @@ static const double KERNEL_TOLERANCE = 1e-3;
     FIRST_CASES(x)                                                                                                               \
     x(3) x(4) x(5) x(6) x(7) x(8) x(9) x(10) x(11) x(12) x(13) x(14) x(15) x(16) x(17) x(18) x(19) x(20) x(21) x(22) x(23) x(24) \
         x(25) x(26) x(27) x(28) x(29) x(30) x(31) x(32) x(33) x(34) x(35) x(36) x(37) x(38) x(39) x(40) x(41) x(42) x(43) x(44)  \
-            x(45) x(46) x(47) x(48)
+            x(45) x(46) x(47) x(48) x(49) x(50) x(51) x(52) x(53) x(54) x(55)
 #else
 #define EACH_CASE(x) FIRST_CASES(x)
 #endif
@@ -130,11 +130,12 @@ static answer answer_open(uint32_t i, const attn_fixture *w, uint32_t n_rows) {
     size_t row = (size_t)c->shape.n_q_heads * c->shape.head_dim;
     answer a = {.w = w, .i = i};
     for (uint32_t r = 0; r < n_rows; r++) a.n += w->rows[r].n_tokens * row;
-    float *q = allocate(a.n * sizeof *q);
+    const size_t n_q = a.n / c->shape.head_dim * fkv_attn_key_dim(&w->layer);
+    float *q = allocate(n_q * sizeof *q);
     a.reference = allocate(a.n * sizeof *a.reference);
     a.got = allocate(w->n_new * row * fkv_type_bytes(c->row_type));
     a.also = allocate(w->n_new * row * fkv_type_bytes(c->row_type));
-    fkv_rows_to_f32(c->row_type, w->q, q, a.n);
+    fkv_rows_to_f32(c->row_type, w->q, q, n_q);
     fkv_attn_layer layer = w->layer;
     layer.row_type = FKV_F32;
     fkv_attn_reference(&layer, w->rows, n_rows, q, a.reference);
@@ -204,7 +205,7 @@ static void decode(kernel_entry *entry, variant v, uint32_t queries, const attn_
 static void check_write(uint32_t i, const attn_fixture *w, fkv_workers *workers) {
     kernel_entry *entry = entries[i];
     const fkv_attn_layer *layer = &w->layer;
-    size_t n = (size_t)w->n_new * layer->n_kv_heads * layer->head_dim;
+    size_t n = (size_t)w->n_new * layer->n_kv_heads * fkv_attn_key_dim(layer);
     uint64_t state = 77;
     void *k = allocate(n * fkv_type_bytes(layer->row_type));
     void *v = allocate(n * fkv_type_bytes(layer->row_type));
@@ -221,7 +222,8 @@ static void check_write(uint32_t i, const attn_fixture *w, fkv_workers *workers)
     fkv_attn_write(fkv_cpu_kernels_for(FKV_ISA_SCALAR), &by[0], w->rows, w->c.n_rows, k, v, workers);
     uint32_t *table = table_of(layer, 64, w->rows, w->c.n_rows);
     uint32_t ticket[1] = {0};
-    launch(entry, layer, FKV_KERNEL_WRITE, w->n_new, layer->n_kv_heads, 2, (const void *const[]){k, v, by[1].pages, table},
+    const void *values = layer->rope_dim != 0 ? k : v;
+    launch(entry, layer, FKV_KERNEL_WRITE, w->n_new, layer->n_kv_heads, 2, (const void *const[]){k, values, by[1].pages, table},
            ticket);
     size_t differ = 0;
     for (size_t b = 0; b < bytes; b++) differ += by[0].pages[b] != by[1].pages[b];
@@ -315,15 +317,17 @@ static void check_seal(uint32_t i, const attn_fixture *w, bool huge) {
 static void check_alone(const answer *a, variant v) {
     const attn_fixture *w = a->w;
     size_t row_bytes = (size_t)w->c.shape.n_q_heads * w->c.shape.head_dim * fkv_type_bytes(w->c.row_type);
+    size_t q_bytes = row_bytes / w->c.shape.head_dim * fkv_attn_key_dim(&w->layer);
     bool own_entry = v.kernel == FKV_KERNEL_DECODE && a->i < N_KERNEL_CASES_ALONE;
     size_t at = 0;
+    size_t q_at = 0;
     for (uint32_t r = 0; r < w->c.n_rows; r++) {
-        for (uint32_t t = 0; t < w->rows[r].n_tokens; t++, at += row_bytes) {
+        for (uint32_t t = 0; t < w->rows[r].n_tokens; t++, at += row_bytes, q_at += q_bytes) {
             fkv_attn_row one = w->rows[r];
             one.start += t;
             one.n_tokens = 1;
             decode(own_entry ? entries_alone[a->i] : entries[a->i], v, own_entry ? 1 : kernel_case_queries(&w->c), w, &one, 1,
-                   (const uint8_t *)w->q + at, a->also + at);
+                   (const uint8_t *)w->q + q_at, a->also + at);
         }
     }
     report(memcmp(a->also, a->got, at) == 0, a->i, v.name, "outputs are not bit-identical for single tokens", 0);
@@ -488,6 +492,7 @@ int main(int argc, char **argv) {
     if (fkv_workers_open(place, 1, &workers) != FKV_OK) return EXIT_FAILURE;
     for (uint32_t i = 0; i < N_KERNEL_CASES; i++) {
         if (argc > 2 && !is_selected(argv[2], i)) continue;
+        if (!kernel_case_has(i, is_decode ? (int)FKV_KERNEL_DECODE : (int)FKV_KERNEL_PREFILL)) continue;
         if (entries[i] == NULL)
             report(false, i, argv[1], "not in this build", 0);
         else

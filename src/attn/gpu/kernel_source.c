@@ -125,6 +125,7 @@ static void emit_end_of_block(source_buffer *w) {
 
 static void emit_layer(source_buffer *w, const fkv_attn_layer *layer) {
     emit_number(w, "D", layer->head_dim);
+    emit_number(w, "ROPE", layer->rope_dim);
     emit_number(w, "G", layer->n_kv_heads);
     emit_number(w, "H", layer->n_q_heads);
     emit_number(w, "PAGE_TOKENS", layer->block.page_tokens);
@@ -185,9 +186,35 @@ bool fkv_prefill_has_warpgroups(const fkv_attn_layer *layer) {
     return has_sealed_mma(layer) && layer->head_dim <= SLAB && layer->block.page_tokens == PREFILL_KEYS;
 }
 
+/* Layout of decode_latent.h, which checks the size of its shared memory with static_assert. */
+enum { LATENT_SLAB = 64, LATENT_TILE = 32, LATENT_STAGES = 3, LATENT_ROWS = 16, LATENT_WARPS = 16, ROPE_STEP = 16 };
+
+static bool is_latent(const fkv_attn_layer *layer) { return layer->rope_dim != 0; }
+
+bool fkv_kernels_support(fkv_kernel_device device, const fkv_attn_layer *layer) {
+    if (layer->calibrated) return false;
+    if (!is_latent(layer)) return true;
+    const uint32_t warps = layer->head_dim / LATENT_SLAB;
+    return device != FKV_KERNEL_METAL && !layer->sealed && !is_kind(layer, FKV_CODEC_TURBO) &&
+           layer->head_dim % LATENT_SLAB == 0 && warps <= LATENT_WARPS / 2 && layer->rope_dim <= 2 * ROPE_STEP * warps;
+}
+
+/* Returns the bytes of shared memory that decode of a latent layer uses. */
+static uint32_t latent_shared_bytes(const fkv_attn_layer *layer) {
+    const fkv_codec *codec = &layer->block.codec[FKV_SIDE_K];
+    const uint32_t warps = layer->head_dim / LATENT_SLAB;
+    const uint32_t rope_steps = fkv_ceil_div(layer->rope_dim / ROPE_STEP, warps);
+    const uint32_t stage = warps * LATENT_TILE * (LATENT_SLAB * codec->bits / 32 + rope_steps * ROPE_STEP / 2);
+    const uint32_t groups = codec->bits != 16 && codec->group < LATENT_SLAB ? LATENT_SLAB / codec->group : 1;
+    const uint32_t scores = LATENT_STAGES * stage + warps * LATENT_ROWS * (LATENT_TILE + 8);
+    const uint32_t queries = (LATENT_STAGES - 1) * stage + LATENT_ROWS * (layer->head_dim + layer->rope_dim);
+    const uint32_t rest = LATENT_ROWS * (LATENT_TILE + 4) + warps * groups * LATENT_TILE * 2 + 2 * LATENT_ROWS;
+    return (fkv_max_u32(scores, queries) + rest) * (uint32_t)sizeof(uint32_t);
+}
+
 /* Returns true if decode of this layer uses tensor cores (decode_mma.h or decode_sealed.h). */
 static bool has_mma(fkv_kernel_device device, const fkv_attn_layer *layer) {
-    return device != FKV_KERNEL_METAL && (!layer->sealed || has_sealed_mma(layer)) && layer->head_dim % SMALL_SLAB == 0 &&
+    return !is_latent(layer) && device != FKV_KERNEL_METAL && (!layer->sealed || has_sealed_mma(layer)) && layer->head_dim % SMALL_SLAB == 0 &&
            layer->head_dim / slab_of(layer) <= MOST_SLABS;
 }
 
@@ -199,6 +226,7 @@ static bool has_simdgroup_decode(fkv_kernel_device device, const fkv_attn_layer 
 
 uint32_t fkv_decode_rows(fkv_kernel_device device, const fkv_attn_layer *layer, uint32_t item_queries) {
     uint32_t rows = heads_per_kv(layer) * item_queries;
+    if (is_latent(layer)) return LATENT_ROWS;
     if (has_simdgroup_decode(device, layer)) return SIMDGROUP_ROWS;
     uint32_t most = 4;
     if (has_mma(device, layer)) most = layer->head_dim <= 2 * SLAB ? 16 : 8;
@@ -208,6 +236,7 @@ uint32_t fkv_decode_rows(fkv_kernel_device device, const fkv_attn_layer *layer, 
 }
 
 static uint32_t decode_threads(fkv_kernel_device device, const fkv_attn_layer *layer) {
+    if (is_latent(layer)) return WARP * (layer->head_dim / LATENT_SLAB);
     return STREAMS * WARP * (has_mma(device, layer) ? layer->head_dim / slab_of(layer) : 1);
 }
 
@@ -277,6 +306,7 @@ static bool is_prefill(fkv_kernel kernel) { return kernel == FKV_KERNEL_PREFILL 
 
 uint32_t fkv_kernel_shared_bytes(fkv_kernel_device device, fkv_kernel kernel, const fkv_attn_layer *layer, uint32_t decode_rows) {
     if (device != FKV_KERNEL_CUDA) return 0;
+    if (is_latent(layer)) return kernel == FKV_KERNEL_DECODE ? latent_shared_bytes(layer) : 0;
     if (layer->sealed && kernel == FKV_KERNEL_DECODE)
         return ALL_SHARED_BYTES / fkv_decode_blocks(layer, decode_rows) - SYSTEM_SHARED_BYTES;
     return is_prefill(kernel) ? PREFILL_SHARED_BYTES : 0;
@@ -314,8 +344,20 @@ static void emit_simdgroups(source_buffer *w, const char *kernel) {
     emit_text(w, kernel);
 }
 
+/* On CUDA, the shared memory of the kernel exceeds the limit for arrays of fixed size, so the launch requests it. */
+static void emit_latent_decode(source_buffer *w, fkv_kernel_device device) {
+    if (device == FKV_KERNEL_CUDA)
+        emit_text(w, "#undef FKV_SHARED_ARRAY\n"
+                     "#define FKV_SHARED_ARRAY(type, name, n) extern __shared__ __align__(16) type name[]\n");
+    emit_text(w, fkv_kernel_file_decode_split);
+    emit_text(w, fkv_kernel_file_decode_latent);
+    if (device == FKV_KERNEL_CUDA) emit_text(w, "static_assert(FKV_DECODE_SHARED * 4 == FKV_SHARED_BYTES);\n");
+}
+
 static void emit_decode(source_buffer *w, fkv_kernel_device device, const fkv_attn_layer *layer) {
-    if (has_mma(device, layer)) {
+    if (is_latent(layer)) {
+        emit_latent_decode(w, device);
+    } else if (has_mma(device, layer)) {
         if (has_book_walk(layer))
             emit_sealed_mma(w, layer);
         else
@@ -382,6 +424,9 @@ uint32_t fkv_kernel_threads(fkv_kernel_device device, fkv_kernel kernel, const f
  * and the V bits add up to at most 12, tiles are larger and need more registers. */
 uint32_t fkv_decode_blocks(const fkv_attn_layer *layer, uint32_t decode_rows) {
     const fkv_codec *codec = layer->block.codec;
+    if (is_latent(layer))
+        return fkv_max_u32(1, fkv_min_u32(ALL_SHARED_BYTES / (latent_shared_bytes(layer) + SYSTEM_SHARED_BYTES),
+                                          LATENT_WARPS * LATENT_SLAB / layer->head_dim));
     uint32_t bytes = codec[FKV_SIDE_K].row_bytes[FKV_PART_CODES] + codec[FKV_SIDE_V].row_bytes[FKV_PART_CODES];
     uint32_t warps = decode_rows > 8 ? 8 : decode_rows > 4 || 8 * bytes <= 12 * layer->head_dim ? 12 : 16;
     if (layer->sealed || has_book_walk(layer)) warps = layer->head_dim <= SLAB ? 12 : decode_rows > 8 ? 8 : 16;
@@ -479,7 +524,8 @@ size_t fkv_kernel_header(fkv_kernel_device device, fkv_kernel kernel, const fkv_
     if (kernel == FKV_KERNEL_DECODE) emit_number(&w, "ITEM_ROWS", decode_rows);
     if (layer->sealed) emit_ring(&w, device, layer);
     if (layer->sealed) emit_number(&w, "SEAL_THREADS", fkv_kernel_threads(device, FKV_KERNEL_SEAL, layer));
-    if (layer->sealed) emit_number(&w, "SHARED_BYTES", fkv_kernel_shared_bytes(device, kernel, layer, decode_rows));
+    if (layer->sealed || is_latent(layer))
+        emit_number(&w, "SHARED_BYTES", fkv_kernel_shared_bytes(device, kernel, layer, decode_rows));
     if (is_prefill(kernel)) {
         emit_number(&w, "PREFILL_ROWS", fkv_prefill_rows(device, layer));
         emit_number(&w, "PREFILL_THREADS", prefill_threads(device, layer));

@@ -3,7 +3,8 @@
  *
  * Another kernel in this file copies pages for copy-on-write, with one block of 128 threads per (page to copy, KV head).
  */
-/* Writes the rows k: [T, G, D] and v: [T, G, D]. The kernel writes to the pool through a const pointer, because the framework
+/* Writes the rows k: [T, G, D] and v: [T, G, D]. In a latent layer, k is [T, D + R], and v is the same array: its RoPE channels are
+ * stored as 16-bit values on the V side of the block. The kernel writes to the pool through a const pointer, because the framework
  * passes the pool as an input. The output `done` exists only so that the framework runs later kernels after this one. */
 FKV_FN void fkv_write(fkv_place place, FKV_DEVICE const void *k, FKV_DEVICE const void *v, FKV_DEVICE const void *pool,
                       FKV_DEVICE const fkv_u32 *table, FKV_DEVICE fkv_u32 *done) {
@@ -12,7 +13,13 @@ FKV_FN void fkv_write(fkv_place place, FKV_DEVICE const void *k, FKV_DEVICE cons
     fkv_u32 slot = place_of_token % FKV_PAGE_TOKENS;
     FKV_DEVICE fkv_u8 *block =
         (FKV_DEVICE fkv_u8 *)pool + ((fkv_u64)(place_of_token / FKV_PAGE_TOKENS) * FKV_G + place.y) * FKV_BLOCK_BYTES;
-    fkv_u64 from = ((fkv_u64)place.x * FKV_G + place.y) * FKV_D;
+    fkv_u64 from = ((fkv_u64)place.x * FKV_G + place.y) * (FKV_D + FKV_ROPE);
+    if (FKV_ROPE != 0 && place.z == 1) {
+        FKV_DEVICE fkv_u16 *to = (FKV_DEVICE fkv_u16 *)(block + FKV_V_CODES) + slot * FKV_ROPE;
+        for (fkv_u32 d = lane; d < FKV_ROPE; d += 32)
+            to[d] = (fkv_u16)fkv_page_bits(fkv_storable(fkv_row_value(v, from + FKV_D + d)));
+        return;
+    }
     float x[FKV_WRITE_VALUES];
     fkv_u32 signs[FKV_WRITE_VALUES];
     FKV_UNROLL

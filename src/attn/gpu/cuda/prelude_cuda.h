@@ -171,6 +171,13 @@ FKV_FN fkv_u32 fkv_fma_f16x2(fkv_u32 a, fkv_u32 b, fkv_u32 c) {
     return x;
 }
 
+/* Computes a * b + c for the two bfloat16 values in each word. */
+FKV_FN fkv_u32 fkv_fma_bf16x2(fkv_u32 a, fkv_u32 b, fkv_u32 c) {
+    fkv_u32 x;
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(x) : "r"(a), "r"(b), "r"(c));
+    return x;
+}
+
 /* Loads 16 bytes from shared memory. The load is volatile, so that the compiler reloads the bytes at each use instead of keeping
  * them in registers. */
 FKV_FN fkv_words4 fkv_shared16(const fkv_u32 *at) {

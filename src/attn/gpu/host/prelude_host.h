@@ -141,6 +141,14 @@ FKV_FN fkv_u32 fkv_fma_f16x2(fkv_u32 a, fkv_u32 b, fkv_u32 c) {
     return x;
 }
 
+/* The product of two bfloat16 values is exact in a float. The sum is rounded to float first, which is exact for the integers of
+ * up to 16 bits that the kernels convert. */
+FKV_FN fkv_u32 fkv_fma_bf16x2(fkv_u32 a, fkv_u32 b, fkv_u32 c) {
+    float low = fkv_fma(fkv_float_of(a << 16), fkv_float_of(b << 16), fkv_float_of(c << 16));
+    float high = fkv_fma(fkv_float_of(a & 0xffff0000u), fkv_float_of(b & 0xffff0000u), fkv_float_of(c & 0xffff0000u));
+    return fkv_pack_bf16(low, high);
+}
+
 /* d = a * b + c for matrices of bytes. A and B are the byte types (signed or unsigned) of a and b. */
 template <typename A, typename B> static void fkv_host_mma_bytes(int *d, const fkv_u32 *a, fkv_u32 b0, fkv_u32 b1, const int *c) {
     const fkv_u32 words[6] = {a[0], a[1], a[2], a[3], b0, b1};
