@@ -74,7 +74,7 @@ static const attn_case kernel_cases[] = {
     {{7, 1, 64}, 21, 32, 0, 0, 0, FKV_ROTATE_V, FKV_F16, FKV_F32, true, 1, {{300, 2}}, .opens = true},
     /* latent layers: several splits, windows, all bit widths and group sizes, several RoPE steps per warp, and more query heads
      * than a block has rows */
-    {{16, 1, 512, 64}, 1, 64, 0, 0, 0, FKV_ROTATE_NONE, FKV_F16, FKV_F32, true, 3, {{700, 1}, {61, 2}, {0, 1}}},
+    {{16, 1, 512, 64}, 1, 64, 0, 0, 0, FKV_ROTATE_NONE, FKV_F16, FKV_F32, true, 3, {{700, 1}, {61, 11}, {0, 1}}},
     {{5, 1, 256, 32}, 3, 32, 40, 4, 30, FKV_ROTATE_K, FKV_BF16, FKV_F32, true, 2, {{100, 1}, {60, 4}}, .sinks = 2},
     {{20, 1, 64, 32}, 7, 16, 0, 0, 0, FKV_ROTATE_NONE, FKV_F16, FKV_BF16, false, 2, {{300, 1}, {30, 4}}},
     {{16, 1, 192, 48}, 0, 64, 0, 0, 0, FKV_ROTATE_K, FKV_BF16, FKV_F32, true, 2, {{130, 1}, {62, 3}}},

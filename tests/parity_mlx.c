@@ -5,8 +5,9 @@
  * On MLX's CPU backend every byte must be identical. On a GPU, where the order of additions in a rotation and the rounding of a
  * division may differ, codes may differ by one step; the differences are counted.
  *
- * usage: parity_mlx [plain|fused] [small]
- * small: runs only the kernel cases, because a GPU must first compile the kernels for each shape
+ * usage: parity_mlx [plain|fused] [all|small|latent]
+ * small: runs fewer shapes, because a GPU must first compile the kernels for each shape
+ * latent: runs only latent layers
  */
 #include "kernel_cases.h"
 
@@ -102,8 +103,10 @@ static fkv_config config_of(const attn_case *c, const attn_fixture *w) {
 
 static fkv_cache *open_cache(const attn_case *c, const attn_fixture *w) {
     const fkv_config config = config_of(c, w);
+    fkv_mlx_config by = mlx_config;
+    if (c->shape.rope_dim != 0 && by.way == FKV_MLX_FUSED) by.way = FKV_MLX_AUTO; /* some latent layers have no fused kernels */
     fkv_cache *cache = NULL;
-    must(fkv_mlx_cache_open(&config, &mlx_config, &cache) == FKV_OK, "fkv_mlx_cache_open");
+    must(fkv_mlx_cache_open(&config, &by, &cache) == FKV_OK, "fkv_mlx_cache_open");
     return cache;
 }
 
@@ -576,16 +579,21 @@ int main(int argc, char **argv) {
     memset(place, 0, fkv_workers_bytes(1));
     must(fkv_workers_open(place, 1, &workers) == FKV_OK, "fkv_workers_open");
 
-    for (size_t i = 0; i < N_KERNEL_CASES; i++) check_case(&kernel_cases[i]);
-    if (argc < 3 || strcmp(argv[2], "small") != 0) {
+    const char *extent = argc > 2 ? argv[2] : "all";
+    const bool only_latent = strcmp(extent, "latent") == 0;
+    for (size_t i = 0; i < N_KERNEL_CASES; i++)
+        if (!only_latent || kernel_cases[i].shape.rope_dim != 0) check_case(&kernel_cases[i]);
+    latent_layers();
+    if (strcmp(extent, "all") == 0) {
         every_codec_and_shape();
         every_length_and_mask();
     }
-    sealed_layers();
-    long_histories();
-    every_softcap();
-    spoilt_rows();
-    if (mlx_config.way == FKV_MLX_PLAIN) latent_layers();
+    if (!only_latent) {
+        sealed_layers();
+        long_histories();
+        every_softcap();
+        spoilt_rows();
+    }
     (void)unlink(file_path);
     fkv_workers_close(workers);
     free(place);

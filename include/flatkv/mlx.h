@@ -19,7 +19,8 @@
  *   FKV_MLX_FUSED, kernels write into the pool in place and return a dependency array that orders later reads after the write,
  *   so no step copies a pool. With FKV_MLX_PLAIN, MLX writes in place only if it holds the only reference to the pool. On its
  *   CPU stream, this condition is met if every step is evaluated before the next one begins. Otherwise MLX copies the whole
- *   pool: the result is correct, but peak memory exceeds the plan. For latent layers on a GPU, the plan includes this copy.
+ *   pool: the result is correct, but peak memory exceeds the plan. For latent layers with FKV_MLX_PLAIN on a GPU, the plan
+ *   includes this copy.
  *
  * Errors
  *   mlx-c has one process-wide error handler, and the default handler exits the process. The first call to a function of this
@@ -42,7 +43,7 @@ extern "C" {
 typedef enum fkv_mlx_way {
     FKV_MLX_AUTO = 0, /* selects FKV_MLX_FUSED if it supports the stream and all layers, otherwise FKV_MLX_PLAIN */
     FKV_MLX_PLAIN,    /* MLX's built-in operations; any stream */
-    FKV_MLX_FUSED     /* flatkv's own kernels; Metal and CUDA streams only, without latent layers and calibrated keys */
+    FKV_MLX_FUSED     /* flatkv's own kernels; Metal and CUDA streams only, without calibrated keys; latent layers only on CUDA */
 } fkv_mlx_way;
 
 typedef struct fkv_mlx_config {
@@ -55,10 +56,10 @@ typedef struct fkv_mlx_config {
 FKV_API fkv_mlx_config fkv_mlx_config_default(void);
 
 /* Computes the plan of a configuration, like fkv_plan_make(). slab_bytes is allocated by MLX and counts towards MLX's active
- * memory between open and close. It includes the pages and, on a GPU, the padding of their arrays and a copy of the largest
- * latent pool. On CUDA with sealed layers, it also includes a ring buffer of unpacked pages for prefill. It excludes MLX's
- * intermediate results, whose size does not depend on the context length; see fkv_mlx_step_bytes(). If mlx_config is NULL, the
- * default is used. */
+ * memory between open and close. It includes the pages and, on a GPU, the padding of their arrays and, with FKV_MLX_PLAIN, a
+ * copy of the largest latent pool. On CUDA with sealed layers, it also includes a ring buffer of unpacked pages for prefill. It
+ * excludes MLX's intermediate results, whose size does not depend on the context length; see fkv_mlx_step_bytes(). If mlx_config
+ * is NULL, the default is used. */
 FKV_API fkv_status fkv_mlx_plan_make(const fkv_config *config, const fkv_mlx_config *mlx_config, fkv_plan *plan);
 
 /* Computes an upper bound on the memory that MLX needs for the intermediate results of fkv_mlx_write() and fkv_mlx_attend() on

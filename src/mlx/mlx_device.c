@@ -65,6 +65,9 @@ static fkv_status is_gpu_stream(mlx_stream stream, bool *is_gpu) {
     return fkv_mlx_check(code, "querying the stream's device");
 }
 
+/* The attention parameters of a state layer are all 0. */
+static bool is_state(const fkv_attn_layer *attn) { return attn->n_q_heads == 0; }
+
 static fkv_status choose_way(fkv_mlx_state *mlx, fkv_mlx_way wanted) {
     bool is_gpu = false;
     bool has_metal = false;
@@ -72,20 +75,21 @@ static fkv_status choose_way(fkv_mlx_state *mlx, fkv_mlx_way wanted) {
                 "invalid fkv_mlx_way %d: expected FKV_MLX_AUTO, FKV_MLX_PLAIN or FKV_MLX_FUSED", (int)wanted);
     FKV_TRY(is_gpu_stream(mlx->stream, &is_gpu));
     FKV_TRY(fkv_mlx_check(mlx_metal_is_available(&has_metal), "querying Metal"));
+    mlx->kernels_for = has_metal ? FKV_KERNEL_METAL : FKV_KERNEL_CUDA;
     bool calibrated = false;
-    bool latent = false;
+    bool supported = true;
     for (uint32_t l = 0; l < mlx->n_layers; l++) {
         calibrated |= mlx->layers[l].attn->calibrated;
-        latent |= mlx->layers[l].attn->rope_dim != 0;
+        supported &= is_state(mlx->layers[l].attn) || fkv_kernels_support(mlx->kernels_for, mlx->layers[l].attn);
     }
-    FKV_REQUIRE(!latent || wanted != FKV_MLX_FUSED, FKV_UNSUPPORTED,
-                "the fused kernels do not support latent layers: choose FKV_MLX_PLAIN or FKV_MLX_AUTO");
+    FKV_REQUIRE(supported || calibrated || wanted != FKV_MLX_FUSED, FKV_UNSUPPORTED,
+                "the fused kernels support latent layers only on CUDA, with 16, 8, 4 or 2 bits, up to 512 latent channels in "
+                "multiples of 64, and at most half as many RoPE channels: choose FKV_MLX_PLAIN or FKV_MLX_AUTO");
     FKV_REQUIRE(!calibrated || wanted != FKV_MLX_FUSED, FKV_UNSUPPORTED,
                 "the fused kernels do not support calibrated keys: choose FKV_MLX_PLAIN or FKV_MLX_AUTO, or sealed keys (s4/s4)");
     FKV_REQUIRE(is_gpu || wanted != FKV_MLX_FUSED, FKV_UNSUPPORTED,
                 "the fused kernels need a GPU stream but the stream is on the CPU: choose FKV_MLX_PLAIN or FKV_MLX_AUTO");
-    mlx->way = is_gpu && wanted != FKV_MLX_PLAIN && !calibrated && !latent ? FKV_MLX_FUSED : FKV_MLX_PLAIN;
-    mlx->kernels_for = has_metal ? FKV_KERNEL_METAL : FKV_KERNEL_CUDA;
+    mlx->way = is_gpu && wanted != FKV_MLX_PLAIN && supported ? FKV_MLX_FUSED : FKV_MLX_PLAIN;
     mlx->name = !is_gpu ? "mlx cpu" : has_metal ? "mlx metal" : "mlx cuda";
     return FKV_OK;
 }
@@ -99,8 +103,8 @@ static bool is_on_gpu(const fkv_mlx_config *config) {
     return status == FKV_OK && is_gpu;
 }
 
-/* Returns the size of the largest pool of latent pages. On a GPU, the first write of a step to a latent pool copies the pool,
- * because MLX still holds a reference to it after the previous evaluation. */
+/* Returns the size of the largest pool of latent pages. In the plain method on a GPU, the first write of a step to a latent pool
+ * copies the pool, because MLX still holds a reference to it after the previous evaluation. */
 static uint64_t latent_copy_bytes(const fkv_shape *shape) {
     uint64_t most = 0;
     for (uint32_t l = 0; l < shape->n_layers; l++) {
@@ -117,23 +121,24 @@ static uint64_t latent_copy_bytes(const fkv_shape *shape) {
 }
 
 /* Returns the number of bytes that MLX needs in addition to the pools. On a GPU, MLX rounds the size of an array up to whole
- * memory pages, and it copies latent pools. The fused method on CUDA also allocates a ring buffer, in which the thread blocks
- * of a prefill share unpacked pages. All layers share one ring buffer, which is large enough for each of them. */
+ * memory pages, and the plain method copies latent pools. The fused method on CUDA also allocates a ring buffer, in which the
+ * thread blocks of a prefill share unpacked pages. All layers share one ring buffer, which is large enough for each of them. */
 static uint64_t mlx_extra_bytes(const fkv_shape *shape, const void *options) {
     enum { MLX_PAGE_BYTES = 16384 };
     const fkv_mlx_config usual = fkv_mlx_config_default();
     const fkv_mlx_config *config = options != NULL ? options : &usual;
     bool has_metal = false;
     if (!is_on_gpu(config)) return 0;
-    const uint64_t rounding = (shape->slab.n_layers + count_states(shape)) * MLX_PAGE_BYTES + latent_copy_bytes(shape);
-    if (config->way == FKV_MLX_PLAIN || mlx_metal_is_available(&has_metal) != 0 || has_metal) return rounding;
+    const uint64_t rounding = (shape->slab.n_layers + count_states(shape)) * MLX_PAGE_BYTES;
+    const uint64_t plain = rounding + latent_copy_bytes(shape);
+    if (config->way == FKV_MLX_PLAIN || mlx_metal_is_available(&has_metal) != 0 || has_metal) return plain;
     uint64_t most = 0;
     for (uint32_t l = 0; l < shape->n_layers; l++) {
         fkv_attn_layer attn;
         if (fkv_shape_is_state(fkv_shape_layer(&shape->config, l))) continue;
-        if (fkv_shape_attn(&shape->config, fkv_shape_layer(&shape->config, l), &attn) != FKV_OK || attn.calibrated ||
-            attn.rope_dim != 0)
-            return rounding;
+        if (fkv_shape_attn(&shape->config, fkv_shape_layer(&shape->config, l), &attn) != FKV_OK ||
+            !fkv_kernels_support(FKV_KERNEL_CUDA, &attn))
+            return plain;
         const uint64_t bytes = fkv_prefill_ring_bytes(FKV_KERNEL_CUDA, &attn);
         most = bytes > most ? bytes : most;
     }
@@ -211,9 +216,6 @@ static void open_constants(fkv_mlx_graph *g, fkv_mlx_constants *c, fkv_type page
     fkv_mlx_keep(g, &c->zero_u16, fkv_mlx_adopt(g, mlx_array_new_data(&zero, (const int[]){1}, 1, MLX_UINT16)));
     fkv_mlx_keep(g, &c->zero_u32, fkv_mlx_adopt(g, mlx_array_new_data(&wide_zero, (const int[]){1}, 1, MLX_UINT32)));
 }
-
-/* The attention parameters of a state layer are all 0. */
-static bool is_state(const fkv_attn_layer *attn) { return attn->n_q_heads == 0; }
 
 /* Assigns pools to layers, and slots to state layers. The pools of open pages are stored after those of all layers, in layer
  * order. */

@@ -91,9 +91,10 @@ static bool same_kind(const fkv_mlx_layer *one, const fkv_mlx_layer *other) {
     const fkv_attn_layer *a = one->attn;
     const fkv_attn_layer *b = other->attn;
     return a->n_q_heads == b->n_q_heads && a->n_kv_heads == b->n_kv_heads && a->head_dim == b->head_dim &&
-           a->window == b->window && a->n_sinks == b->n_sinks && a->scale == b->scale && a->softcap == b->softcap &&
-           (a->sink_logits != NULL) == (b->sink_logits != NULL) && (a->rotate_k != NULL) == (b->rotate_k != NULL) &&
-           (a->rotate_v != NULL) == (b->rotate_v != NULL) && (one->open != NULL) == (other->open != NULL) &&
+           a->rope_dim == b->rope_dim && a->window == b->window && a->n_sinks == b->n_sinks && a->scale == b->scale &&
+           a->softcap == b->softcap && (a->sink_logits != NULL) == (b->sink_logits != NULL) &&
+           (a->rotate_k != NULL) == (b->rotate_k != NULL) && (a->rotate_v != NULL) == (b->rotate_v != NULL) &&
+           (one->open != NULL) == (other->open != NULL) &&
            fkv_codec_same(&one->block->codec[FKV_SIDE_K], &other->block->codec[FKV_SIDE_K]) &&
            fkv_codec_same(&one->block->codec[FKV_SIDE_V], &other->block->codec[FKV_SIDE_V]);
 }
@@ -101,7 +102,7 @@ static bool same_kind(const fkv_mlx_layer *one, const fkv_mlx_layer *other) {
 static bool same_cut(const fkv_step_plan *a, const fkv_step_plan *b) {
     return a->page_tokens == b->page_tokens && a->window == b->window && a->n_sinks == b->n_sinks &&
            a->heads_per_kv == b->heads_per_kv && a->blocks_per_kv == b->blocks_per_kv && a->tile_queries == b->tile_queries &&
-           a->sealed == b->sealed;
+           a->sealed == b->sealed && a->latent == b->latent;
 }
 
 static mlx_array first_dependency(fkv_mlx_graph *g) {
@@ -205,6 +206,7 @@ static void seal(fkv_mlx_state *mlx, fkv_mlx_layer *layer) {
 fkv_status fkv_mlx_fused_write(fkv_mlx_state *mlx, fkv_mlx_layer *layer, mlx_array k, mlx_array v) {
     fkv_mlx_graph *g = &mlx->graph;
     fkv_mlx_layer *to = layer->open != NULL ? layer->open : layer;
+    if (layer->attn->rope_dim != 0) v = k; /* the rows of a latent layer also contain the RoPE channels */
     if (mlx_array_dtype(v) != mlx_array_dtype(k)) v = fkv_mlx_astype(g, v, mlx_array_dtype(k));
     fkv_mlx_kernel *kernel = kernel_for(mlx, to, FKV_KERNEL_WRITE, rows_type(k), 0);
     fkv_mlx_launch launch = DEPENDENCY;
@@ -277,10 +279,11 @@ static void add_dependencies(const fkv_mlx_layer *layer, attend_inputs *to) {
     add_kernel_input(to, layer->dependency);
 }
 
-/* Returns the shape of q, which is also the shape of the output: [T, H, D] or [T, H, 1, D]. */
-static fkv_mlx_shape shape_of(mlx_array q) {
+/* Returns the shape of the output: [T, H, D] or [T, H, 1, D], with as many dimensions as q. */
+static fkv_mlx_shape shape_of(const fkv_attn_layer *attn, mlx_array q) {
     fkv_mlx_shape shape = {.n = (int)mlx_array_ndim(q)};
     memcpy(shape.at, mlx_array_shape(q), (size_t)shape.n * sizeof shape.at[0]);
+    shape.at[shape.n - 1] = (int)attn->head_dim;
     return shape;
 }
 
@@ -304,7 +307,7 @@ static mlx_array decode_rows(fkv_mlx_state *mlx, fkv_mlx_layer *layer, mlx_array
 
     const fkv_mlx_launch merge = {.blocks = {words[FKV_STEP_N_ITEMS], attn->n_q_heads, queries},
                                   .threads = threads_of(mlx, layer, FKV_KERNEL_MERGE),
-                                  .out_shape = shape_of(q),
+                                  .out_shape = shape_of(attn, q),
                                   .out_type = mlx_array_dtype(q)};
     const mlx_array folded[] = {parts, shared->table, layer->sink_logits};
     kernel = kernel_for(mlx, layer, FKV_KERNEL_MERGE, rows_type(q), 0);
@@ -324,7 +327,7 @@ static mlx_array prefill_rows(fkv_mlx_state *mlx, fkv_mlx_layer *layer, mlx_arra
     const fkv_mlx_launch tiles = {.blocks = {shared->header[FKV_STEP_N_TILES] + beside, attn->n_kv_heads,
                                              fkv_ceil_div(rows, fkv_prefill_rows(mlx->kernels_for, attn))},
                                   .threads = threads_of(mlx, layer, which),
-                                  .out_shape = shape_of(q),
+                                  .out_shape = shape_of(attn, q),
                                   .out_type = mlx_array_dtype(q),
                                   .done_words = DEPENDENCY_WORDS};
     const bool shares = layer->open != NULL;

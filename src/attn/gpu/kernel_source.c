@@ -214,8 +214,8 @@ static uint32_t latent_shared_bytes(const fkv_attn_layer *layer) {
 
 /* Returns true if decode of this layer uses tensor cores (decode_mma.h or decode_sealed.h). */
 static bool has_mma(fkv_kernel_device device, const fkv_attn_layer *layer) {
-    return !is_latent(layer) && device != FKV_KERNEL_METAL && (!layer->sealed || has_sealed_mma(layer)) && layer->head_dim % SMALL_SLAB == 0 &&
-           layer->head_dim / slab_of(layer) <= MOST_SLABS;
+    return !is_latent(layer) && device != FKV_KERNEL_METAL && (!layer->sealed || has_sealed_mma(layer)) &&
+           layer->head_dim % SMALL_SLAB == 0 && layer->head_dim / slab_of(layer) <= MOST_SLABS;
 }
 
 /* Returns true if decode of this layer uses decode_simdgroup.h. The query heads of a single query must fill more than half of the

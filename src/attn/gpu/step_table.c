@@ -12,7 +12,9 @@
 enum {
     SMALLEST_SPLIT = 256, /* minimum split size in tokens, so that each warp has several tiles */
     FULL_DEVICE = 131072, /* history length, in tokens, at which a single sequence fills the device */
-    MULTIPROCESSORS = 132
+    MULTIPROCESSORS = 132,
+    PREFILL_SPLIT = 4096, /* minimum split size, in tokens, of latent layers in prefill */
+    PREFILL_SPLITS = 4    /* maximum number of splits of latent layers in prefill, which bounds the size of the partial results */
 };
 
 fkv_step_plan fkv_step_plan_of(const fkv_attn_layer *layer, uint32_t tile_queries) {
@@ -27,7 +29,8 @@ fkv_step_plan fkv_step_plan_of(const fkv_attn_layer *layer, uint32_t tile_querie
                            .heads_per_kv = layer->n_q_heads / layer->n_kv_heads,
                            .blocks_per_kv = per_kv > 2 && layer->sealed ? per_kv - 2 : per_kv,
                            .tile_queries = tile_queries,
-                           .sealed = layer->sealed};
+                           .sealed = layer->sealed,
+                           .latent = layer->rope_dim != 0};
 }
 
 /* Returns the largest n with n * n <= x. */
@@ -41,8 +44,12 @@ static uint32_t integer_sqrt(uint64_t x) {
 /* The number of splits grows with the square root of the history length. A history of FULL_DEVICE tokens or more has
  * blocks_per_kv splits, and a history of FULL_DEVICE / 4 tokens has half as many. A single long history therefore fills the
  * device in one wave, and a batch of short histories does not produce more partial results than necessary. */
-uint32_t fkv_step_split_pages(const fkv_step_plan *plan, uint32_t n_visible) {
+uint32_t fkv_step_split_pages(const fkv_step_plan *plan, uint32_t n_visible, bool decode) {
     uint64_t tokens = (uint64_t)n_visible * plan->page_tokens;
+    if (!decode) {
+        const uint32_t n_splits = (uint32_t)(tokens / PREFILL_SPLIT);
+        return fkv_ceil_div(n_visible, fkv_max_u32(1, fkv_min_u32(n_splits, PREFILL_SPLITS)));
+    }
     uint32_t n_splits = integer_sqrt(tokens * plan->blocks_per_kv * plan->blocks_per_kv / FULL_DEVICE);
     n_splits = fkv_max_u32(1, fkv_min_u32(n_splits, plan->blocks_per_kv));
     return fkv_max_u32(fkv_ceil_div(n_visible, n_splits), fkv_max_u32(1, SMALLEST_SPLIT / plan->page_tokens));
@@ -68,7 +75,7 @@ static bool is_decode(const fkv_attn_row *row) { return row->n_tokens <= FKV_ITE
 static uint32_t item_length(const fkv_step_plan *plan, const fkv_attn_row *row, uint32_t first) {
     visible_pages one = visible_pages_of(plan, row->start + first);
     uint32_t n = 1;
-    for (; first + n < row->n_tokens; n++) {
+    for (; n < FKV_ITEM_QUERIES && first + n < row->n_tokens; n++) {
         visible_pages other = visible_pages_of(plan, row->start + first + n);
         if (other.n_visible != one.n_visible || other.skipped != one.skipped) break;
     }
@@ -109,14 +116,14 @@ static uint32_t visible_before(const fkv_step_plan *plan, visible_pages visible,
     return logical < sinks ? logical : fkv_max_u32(sinks, logical - fkv_min_u32(logical, visible.skipped));
 }
 
-static page_ranges page_ranges_of(const fkv_step_plan *plan, visible_pages visible) {
+static page_ranges page_ranges_of(const fkv_step_plan *plan, visible_pages visible, bool decode) {
     uint32_t from = fkv_attn_first_open(visible.skipped + visible.n_visible - 1);
     bool first = plan->sealed && from > 0 && (visible.skipped == 0 || plan->n_sinks > 0);
     uint32_t own = plan->sealed ? visible_before(plan, visible, from) : visible.n_visible;
     page_ranges s = {.begin = {0, first ? 1 : 0, own, visible.n_visible}};
     for (int i = 0; i < 3; i++) {
         uint32_t n = s.begin[i + 1] - s.begin[i];
-        s.pages[i] = i == 1 ? fkv_step_split_pages(plan, visible.n_visible) : FKV_OPEN_SPAN;
+        s.pages[i] = i == 1 ? fkv_step_split_pages(plan, visible.n_visible, decode) : FKV_OPEN_SPAN;
         s.n_splits += fkv_ceil_div(n, s.pages[i]);
     }
     return s;
@@ -126,7 +133,7 @@ static page_ranges page_ranges_of(const fkv_step_plan *plan, visible_pages visib
 static void write_splits(const fkv_step_plan *plan, const fkv_attn_row *row, uint32_t r, uint32_t first, uint32_t n,
                          const sections *s, uint32_t *words) {
     visible_pages visible = visible_pages_of(plan, row->start + first);
-    page_ranges parts = page_ranges_of(plan, visible);
+    page_ranges parts = page_ranges_of(plan, visible, is_decode(row));
     uint32_t last = (row->start + first + n - 1) % plan->page_tokens; /* slot of the last query's token in its page */
     uint32_t n_tokens = (visible.n_visible - 1) * plan->page_tokens + last + 1;
     const uint32_t *of_row = words + words[FKV_STEP_ROWS] + (size_t)r * FKV_ROW_WORDS;
@@ -152,7 +159,7 @@ static void write_splits(const fkv_step_plan *plan, const fkv_attn_row *row, uin
 
 static void write_item(const fkv_step_plan *plan, const fkv_attn_row *row, uint32_t r, uint32_t first, uint32_t n, sections *s,
                        uint32_t *words) {
-    uint32_t n_splits = page_ranges_of(plan, visible_pages_of(plan, row->start + first)).n_splits;
+    uint32_t n_splits = page_ranges_of(plan, visible_pages_of(plan, row->start + first), is_decode(row)).n_splits;
     if (words != NULL) {
         uint32_t *item = words + words[FKV_STEP_ITEMS] + (size_t)s->n_items * FKV_ITEM_WORDS;
         item[FKV_ITEM_FIRST_TOKEN] = s->n_tokens + first;
@@ -221,7 +228,7 @@ static void add_row_sections(const fkv_step_plan *plan, const fkv_attn_row *row,
     if (words != NULL) write_row_entry(plan, row, r, s, words);
     for (uint32_t first = 0; first < row->n_tokens;) {
         uint32_t n = fkv_min_u32(plan->tile_queries, row->n_tokens - first);
-        if (is_decode(row)) {
+        if (is_decode(row) || plan->latent) {
             n = item_length(plan, row, first);
             write_item(plan, row, r, first, n, s, words);
         } else {

@@ -14,14 +14,16 @@ typedef struct fkv_step_plan {
     uint32_t heads_per_kv;
     uint32_t blocks_per_kv; /* maximum number of splits per KV head, not counting splits of open pages */
     uint32_t tile_queries;  /* queries per prefill tile */
+    bool latent;            /* true for a latent layer, whose queries all become decode items */
     bool sealed;            /* true for a sealed layer; otherwise, fkv_attn_row.open is not read */
 } fkv_step_plan;
 
 /* Returns the plan of one layer. `tile_queries` is the result of fkv_prefill_queries() for the device. */
 FKV_INTERNAL fkv_step_plan fkv_step_plan_of(const fkv_attn_layer *layer, uint32_t tile_queries);
 
-/* Returns the number of pages per split for a query that attends to n_visible pages. */
-uint32_t fkv_step_split_pages(const fkv_step_plan *plan, uint32_t n_visible);
+/* Returns the number of pages per split for a query that attends to n_visible pages. `decode` is false for queries of a sequence
+ * with more than FKV_ITEM_QUERIES new tokens. */
+uint32_t fkv_step_split_pages(const fkv_step_plan *plan, uint32_t n_visible, bool decode);
 
 /* Returns the size of a step's table in words. fkv_step_table_fill() writes exactly this number of words. */
 FKV_INTERNAL uint32_t fkv_step_table_words(const fkv_step_plan *plan, const fkv_attn_row *rows, uint32_t n_rows);

@@ -3,9 +3,10 @@
  *
  * Another kernel in this file copies pages for copy-on-write, with one block of 128 threads per (page to copy, KV head).
  */
-/* Writes the rows k: [T, G, D] and v: [T, G, D]. In a latent layer, k is [T, D + R], and v is the same array: its RoPE channels are
- * stored as 16-bit values on the V side of the block. The kernel writes to the pool through a const pointer, because the framework
- * passes the pool as an input. The output `done` exists only so that the framework runs later kernels after this one. */
+/* Writes the rows k: [T, G, D] and v: [T, G, D]. In a latent layer, k is [T, D + R], and v is the same array: its RoPE channels
+ * are stored as 16-bit values on the V side of the block. The kernel writes to the pool through a const pointer, because the
+ * framework passes the pool as an input. The output `done` exists only so that the framework runs later kernels after this one.
+ */
 FKV_FN void fkv_write(fkv_place place, FKV_DEVICE const void *k, FKV_DEVICE const void *v, FKV_DEVICE const void *pool,
                       FKV_DEVICE const fkv_u32 *table, FKV_DEVICE fkv_u32 *done) {
     fkv_u32 lane = place.index;

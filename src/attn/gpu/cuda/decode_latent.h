@@ -2,9 +2,9 @@
  * LT_ROWS rows (queries x query heads). For each row, it stores {sum of p * v, maximum score, sum of p} for the merge kernel,
  * where p is a softmax weight and v a value.
  *
- * The latent channels are divided into slabs of 64 channels, one for each warp. A warp copies its slab of a tile of LT_TILE tokens
- * to shared memory with cp.async, two tiles ahead, and reads the codes twice: as keys and as values. The RoPE channels are divided
- * into steps of 16 channels, which the warps take in turn.
+ * The latent channels are divided into slabs of 64 channels, one for each warp. A warp copies its slab of a tile of LT_TILE
+ * tokens to shared memory with cp.async, two tiles ahead, and reads the codes twice: as keys and as values. The RoPE channels are
+ * divided into steps of 16 channels, which the warps take in turn.
  *
  *   1. Each warp computes the scores of all rows and tokens over its channels and stores them in shared memory.
  *   2. After a barrier, the warps divide the rows among themselves. The scores of a row are added in slab order, and lane t
@@ -21,7 +21,8 @@ constexpr int LT_SLAB = 64;
 constexpr int LT_WARPS = FKV_D / LT_SLAB;
 constexpr int LT_STAGES = 3;
 constexpr int LT_MIDDLE = FKV_K_BITS == 16 ? 0 : 1 << (FKV_K_BITS - 1);
-constexpr int LT_GROUP = FKV_K_BITS != 16 && FKV_K_GROUP < LT_SLAB ? FKV_K_GROUP : LT_SLAB; /* channels of a slab with one scale */
+constexpr int LT_GROUP =
+    FKV_K_BITS != 16 && FKV_K_GROUP < LT_SLAB ? FKV_K_GROUP : LT_SLAB; /* channels of a slab with one scale */
 constexpr int LT_GROUPS = LT_SLAB / LT_GROUP;
 constexpr int LT_STEPS = LT_SLAB / 16; /* matrix products per slab and eight tokens */
 constexpr int LT_ROPE_ALL = FKV_ROPE / 16;
@@ -46,11 +47,11 @@ constexpr int LT_QUERY_WORDS = LT_ROWS * (FKV_D + FKV_ROPE);
 constexpr int LT_AT_QUERIES = (LT_STAGES - 1) * LT_WARPS * LT_STAGE_WORDS; /* used only before the first tile */
 constexpr int LT_AT_SCORES = LT_STAGES * LT_WARPS * LT_STAGE_WORDS;        /* [warps, rows, stride] */
 constexpr int LT_AT_WEIGHTS = LT_AT_SCORES + LT_WARPS * LT_SCORES_WORDS > LT_AT_QUERIES + LT_QUERY_WORDS
-                                  ? LT_AT_SCORES + LT_WARPS * LT_SCORES_WORDS
+                                  ? LT_AT_SCORES + LT_WARPS *LT_SCORES_WORDS
                                   : LT_AT_QUERIES + LT_QUERY_WORDS;
-constexpr int LT_AT_SCALES = LT_AT_WEIGHTS + LT_ROWS * LT_WEIGHT_STRIDE;             /* [warps, groups, tokens, {scale, bias}] */
-constexpr int LT_AT_FACTORS = LT_AT_SCALES + LT_WARPS * LT_GROUPS * LT_TILE * 2;     /* [rows]: unit of the scores of a row */
-constexpr int LT_AT_SHRINKS = LT_AT_FACTORS + LT_ROWS;                               /* [rows]: factor of the previous sums */
+constexpr int LT_AT_SCALES = LT_AT_WEIGHTS + LT_ROWS * LT_WEIGHT_STRIDE;         /* [warps, groups, tokens, {scale, bias}] */
+constexpr int LT_AT_FACTORS = LT_AT_SCALES + LT_WARPS * LT_GROUPS * LT_TILE * 2; /* [rows]: unit of the scores of a row */
+constexpr int LT_AT_SHRINKS = LT_AT_FACTORS + LT_ROWS;                           /* [rows]: factor of the previous sums */
 #define FKV_DECODE_SHARED (LT_AT_SHRINKS + LT_ROWS)
 
 /* ---- 16-bit operands ---- */
@@ -133,8 +134,7 @@ FKV_FN fkv_u32 lt_f16_codes(fkv_u32 x) {
  * bit of an 8-bit code selects the subtrahend: 128 (0x4300) or 256 (0x4380). */
 FKV_FN fkv_u32 lt_bf16_codes(fkv_u32 x) {
     const fkv_u32 one = 0x3f803f80u;
-    if (FKV_K_BITS == 8)
-        return fkv_fma_bf16x2(fkv_mask_or(x, 0x007f007fu, 0x43004300u), one, (x & 0x00800080u) ^ 0xc380c380u);
+    if (FKV_K_BITS == 8) return fkv_fma_bf16x2(fkv_mask_or(x, 0x007f007fu, 0x43004300u), one, (x & 0x00800080u) ^ 0xc380c380u);
     const fkv_u32 mask = ((1u << (FKV_K_BITS & 15)) - 1u) * 0x10001u;
     return fkv_fma_bf16x2(fkv_mask_or(x, mask, 0x43004300u), one, 0xc300c300u + LT_MIDDLE * 0x10001u);
 }
@@ -176,7 +176,8 @@ struct lt_place {
     fkv_u32 n_tiles;
 };
 
-/* Returns the index in the split of token `token` of a tile. Tokens past the end of the split are replaced with its last token. */
+/* Returns the index in the split of token `token` of a tile. Tokens past the end of the split are replaced with its last token.
+ */
 FKV_FN fkv_u32 lt_token(const lt_place &at, fkv_u32 tile, fkv_u32 token) {
     fkv_u32 i = tile * LT_TILE + token;
     return i < at.n_tokens ? i : at.n_tokens - 1;
@@ -212,8 +213,8 @@ FKV_FN void lt_copy(const lt_place &at, FKV_SHARED fkv_u32 *shared, fkv_u32 tile
             for (fkv_u32 i = 0; i < 2; i++) {
                 fkv_u32 token = i * 16 + at.lane / 2;
                 fkv_u32 slot = lt_token(at, tile, token) % FKV_PAGE_TOKENS;
-                const fkv_u8 *from = dc_page_block(at.walk, fkv_shuffle_bits(page, token)) + FKV_V_CODES +
-                                     slot * (FKV_ROPE * 2) + step * 32 + at.lane % 2 * 16;
+                const fkv_u8 *from = dc_page_block(at.walk, fkv_shuffle_bits(page, token)) + FKV_V_CODES + slot * (FKV_ROPE * 2) +
+                                     step * 32 + at.lane % 2 * 16;
                 fkv_async_copy16(to + LT_CODE_WORDS + (s * LT_TILE + token) * 8 + at.lane % 2 * 4, from);
             }
         }
@@ -275,8 +276,8 @@ FKV_FN void lt_load_rows(const fkv_split &split, const lt_place &at, const void 
         fkv_u32 largest = 0;
         if (row < split.n_rows) {
             fkv_u32 of_item = split.first_row + row;
-            fkv_u64 from = ((fkv_u64)(split.words[FKV_SPLIT_FIRST_TOKEN] + of_item / FKV_R) * FKV_H + of_item % FKV_R) *
-                           (FKV_D + FKV_ROPE);
+            fkv_u64 from =
+                ((fkv_u64)(split.words[FKV_SPLIT_FIRST_TOKEN] + of_item / FKV_R) * FKV_H + of_item % FKV_R) * (FKV_D + FKV_ROPE);
             largest = dc_load_row(q, from, x, at.lane);
             FKV_UNROLL
             for (int i = 0; i < (FKV_ROPE + 31) / 32; i++) {
@@ -364,8 +365,8 @@ FKV_FN void lt_score(const lt_place &at, const lt_queries &q, FKV_SHARED const f
     FKV_UNROLL
     for (int s = 0; s < LT_ROPE_STEPS; s++) {
         if (at.warp + (fkv_u32)s * LT_WARPS >= LT_ROPE_ALL) continue;
-        fkv_words2 rope = *(FKV_SHARED const fkv_words2 *)(codes + LT_CODE_WORDS + ((fkv_u32)s * LT_TILE + first + at.r) * 8 +
-                                                           at.c * 2);
+        fkv_words2 rope =
+            *(FKV_SHARED const fkv_words2 *)(codes + LT_CODE_WORDS + ((fkv_u32)s * LT_TILE + first + at.r) * 8 + at.c * 2);
         lt_mma_terms<LT_ROPE_BF16>(score, q.rope[s], rope.w[0], rope.w[1]);
     }
     FKV_UNROLL
@@ -388,8 +389,8 @@ FKV_FN void lt_score(const lt_place &at, const lt_queries &q, FKV_SHARED const f
 }
 
 /* Computes the scores of a tile over the warp's channels and stores them for the other warps. */
-FKV_FN void lt_put_scores(const lt_place &at, const lt_queries &q, FKV_SHARED const fkv_u32 *codes, FKV_SHARED const float *scales,
-                          FKV_SHARED float *scores) {
+FKV_FN void lt_put_scores(const lt_place &at, const lt_queries &q, FKV_SHARED const fkv_u32 *codes,
+                          FKV_SHARED const float *scales, FKV_SHARED float *scores) {
     FKV_UNROLL
     for (fkv_u32 first = 0; first < LT_TILE; first += 8) {
         float score[4];
@@ -508,8 +509,7 @@ FKV_FN void lt_add_values(const lt_place &at, FKV_SHARED const fkv_u32 *codes, F
             if (u < LT_GROUPS) lt_weight_operand(at, scales, first, u, p, weights, state);
             lt_quad quads[4];
             FKV_UNROLL
-            for (int k = 0; k < 4; k++)
-                quads[k] = lt_quad_at(codes, first + at.c + 4 * (fkv_u32)k, (fkv_u32)u * 8 + at.r);
+            for (int k = 0; k < 4; k++) quads[k] = lt_quad_at(codes, first + at.c + 4 * (fkv_u32)k, (fkv_u32)u * 8 + at.r);
             FKV_UNROLL
             for (int j = 0; j < 4; j++)
                 lt_mma_terms<LT_VALUES_BF16>(state.sums[u * 4 + j], weights, lt_value_pair(quads[0], quads[1], j),
