@@ -208,7 +208,7 @@ static uint32_t latent_shared_bytes(const fkv_attn_layer *layer) {
     const uint32_t groups = codec->bits != 16 && codec->group < LATENT_SLAB ? LATENT_SLAB / codec->group : 1;
     const uint32_t scores = LATENT_STAGES * stage + warps * LATENT_ROWS * (LATENT_TILE + 8);
     const uint32_t queries = (LATENT_STAGES - 1) * stage + LATENT_ROWS * (layer->head_dim + layer->rope_dim);
-    const uint32_t rest = LATENT_ROWS * (LATENT_TILE + 4) + warps * groups * LATENT_TILE * 2 + 2 * LATENT_ROWS;
+    const uint32_t rest = LATENT_ROWS * (LATENT_TILE + 4) + warps * groups * LATENT_TILE * 4 + 2 * LATENT_ROWS;
     return (fkv_max_u32(scores, queries) + rest) * (uint32_t)sizeof(uint32_t);
 }
 

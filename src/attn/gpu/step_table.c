@@ -13,8 +13,10 @@ enum {
     SMALLEST_SPLIT = 256, /* minimum split size in tokens, so that each warp has several tiles */
     FULL_DEVICE = 131072, /* history length, in tokens, at which a single sequence fills the device */
     MULTIPROCESSORS = 132,
-    PREFILL_SPLIT = 4096, /* minimum split size, in tokens, of latent layers in prefill */
-    PREFILL_SPLITS = 4    /* maximum number of splits of latent layers in prefill, which bounds the size of the partial results */
+    LATENT_SPLIT = 128,    /* minimum split size of latent layers in decode */
+    LATENT_DEVICE = 32768, /* history length at which a single sequence of a latent layer fills the device */
+    PREFILL_SPLIT = 4096,  /* minimum split size, in tokens, of latent layers in prefill */
+    PREFILL_SPLITS = 4 /* maximum number of splits of latent layers in prefill, which bounds the size of the partial results */
 };
 
 fkv_step_plan fkv_step_plan_of(const fkv_attn_layer *layer, uint32_t tile_queries) {
@@ -41,18 +43,21 @@ static uint32_t integer_sqrt(uint64_t x) {
     return root;
 }
 
-/* The number of splits grows with the square root of the history length. A history of FULL_DEVICE tokens or more has
- * blocks_per_kv splits, and a history of FULL_DEVICE / 4 tokens has half as many. A single long history therefore fills the
- * device in one wave, and a batch of short histories does not produce more partial results than necessary. */
+/* The number of splits grows with the square root of the history length. A history of FULL_DEVICE tokens (LATENT_DEVICE tokens in
+ * a latent layer) or more has blocks_per_kv splits, and a history of a quarter of this length has half as many. A single long
+ * history therefore fills the device in one wave, and a batch of short histories does not produce more partial results than
+ * necessary. */
 uint32_t fkv_step_split_pages(const fkv_step_plan *plan, uint32_t n_visible, bool decode) {
     uint64_t tokens = (uint64_t)n_visible * plan->page_tokens;
     if (!decode) {
         const uint32_t n_splits = (uint32_t)(tokens / PREFILL_SPLIT);
         return fkv_ceil_div(n_visible, fkv_max_u32(1, fkv_min_u32(n_splits, PREFILL_SPLITS)));
     }
-    uint32_t n_splits = integer_sqrt(tokens * plan->blocks_per_kv * plan->blocks_per_kv / FULL_DEVICE);
+    const uint32_t full = plan->latent ? LATENT_DEVICE : FULL_DEVICE;
+    const uint32_t smallest = plan->latent ? LATENT_SPLIT : SMALLEST_SPLIT;
+    uint32_t n_splits = integer_sqrt(tokens * plan->blocks_per_kv * plan->blocks_per_kv / full);
     n_splits = fkv_max_u32(1, fkv_min_u32(n_splits, plan->blocks_per_kv));
-    return fkv_max_u32(fkv_ceil_div(n_visible, n_splits), fkv_max_u32(1, SMALLEST_SPLIT / plan->page_tokens));
+    return fkv_max_u32(fkv_ceil_div(n_visible, n_splits), fkv_max_u32(1, smallest / plan->page_tokens));
 }
 
 /* Pages that a query attends to. */

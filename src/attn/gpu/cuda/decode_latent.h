@@ -49,8 +49,9 @@ constexpr int LT_AT_SCORES = LT_STAGES * LT_WARPS * LT_STAGE_WORDS;        /* [w
 constexpr int LT_AT_WEIGHTS = LT_AT_SCORES + LT_WARPS * LT_SCORES_WORDS > LT_AT_QUERIES + LT_QUERY_WORDS
                                   ? LT_AT_SCORES + LT_WARPS *LT_SCORES_WORDS
                                   : LT_AT_QUERIES + LT_QUERY_WORDS;
-constexpr int LT_AT_SCALES = LT_AT_WEIGHTS + LT_ROWS * LT_WEIGHT_STRIDE;         /* [warps, groups, tokens, {scale, bias}] */
-constexpr int LT_AT_FACTORS = LT_AT_SCALES + LT_WARPS * LT_GROUPS * LT_TILE * 2; /* [rows]: unit of the scores of a row */
+constexpr int LT_AT_SCALES =
+    LT_AT_WEIGHTS + LT_ROWS * LT_WEIGHT_STRIDE; /* [warps, {scores, values}, groups, tokens, {scale, bias}] */
+constexpr int LT_AT_FACTORS = LT_AT_SCALES + LT_WARPS * LT_GROUPS * LT_TILE * 4; /* [rows]: unit of the scores of a row */
 constexpr int LT_AT_SHRINKS = LT_AT_FACTORS + LT_ROWS;                           /* [rows]: factor of the previous sums */
 #define FKV_DECODE_SHARED (LT_AT_SHRINKS + LT_ROWS)
 
@@ -176,16 +177,30 @@ struct lt_place {
     fkv_u32 n_tiles;
 };
 
-/* Returns the index in the split of token `token` of a tile. Tokens past the end of the split are replaced with its last token.
- */
+constexpr bool LT_ONE_PAGE = FKV_PAGE_TOKENS % LT_TILE == 0; /* true if each tile is part of one page */
+
+/* Returns the index in the split of token `token` of a tile. Tiles past the end of the split, and tokens past its end if a tile
+ * can extend to another page, are replaced with the last tile or token. Tokens past the end are masked. */
 FKV_FN fkv_u32 lt_token(const lt_place &at, fkv_u32 tile, fkv_u32 token) {
+    if (LT_ONE_PAGE) return (tile < at.n_tiles ? tile : at.n_tiles - 1) * LT_TILE + token;
     fkv_u32 i = tile * LT_TILE + token;
     return i < at.n_tokens ? i : at.n_tokens - 1;
 }
 
+/* Returns the block that contains token `token` of a tile. page: pool page of the lane's token. */
+FKV_FN const fkv_u8 *lt_block(const lt_place &at, fkv_u32 page, fkv_u32 token) {
+    return dc_page_block(at.walk, LT_ONE_PAGE ? page : fkv_shuffle_bits(page, token));
+}
+
+/* Returns the slot of token `token` of a tile in its page. */
+FKV_FN fkv_u32 lt_slot(const lt_place &at, fkv_u32 tile, fkv_u32 token) {
+    if (LT_ONE_PAGE) return tile * LT_TILE % FKV_PAGE_TOKENS + token;
+    return lt_token(at, tile, token) % FKV_PAGE_TOKENS;
+}
+
 /* Returns the pool page of the lane's token. */
 FKV_FN fkv_u32 lt_page(const lt_place &at, fkv_u32 tile) {
-    return dc_physical_page(at.walk, lt_token(at, tile, at.lane) / FKV_PAGE_TOKENS);
+    return dc_physical_page(at.walk, lt_token(at, tile, LT_ONE_PAGE ? 0 : at.lane) / FKV_PAGE_TOKENS);
 }
 
 FKV_FN FKV_SHARED fkv_u32 *lt_stage(const lt_place &at, FKV_SHARED fkv_u32 *shared, fkv_u32 tile) {
@@ -200,8 +215,7 @@ FKV_FN void lt_copy(const lt_place &at, FKV_SHARED fkv_u32 *shared, fkv_u32 tile
         for (fkv_u32 i = 0; i < LT_CHUNKS; i++) {
             fkv_u32 token = (i * 32 + at.lane) / LT_CHUNKS;
             fkv_u32 chunk = at.lane % LT_CHUNKS;
-            fkv_u32 slot = lt_token(at, tile, token) % FKV_PAGE_TOKENS;
-            const fkv_u8 *from = dc_page_block(at.walk, fkv_shuffle_bits(page, token)) + FKV_K_CODES + slot * FKV_K_ROW_BYTES +
+            const fkv_u8 *from = lt_block(at, page, token) + FKV_K_CODES + lt_slot(at, tile, token) * FKV_K_ROW_BYTES +
                                  at.warp * LT_ROW_BYTES + chunk * 16;
             fkv_async_copy16(to + lt_row_at(token, chunk * 16) / 4, from);
         }
@@ -212,8 +226,7 @@ FKV_FN void lt_copy(const lt_place &at, FKV_SHARED fkv_u32 *shared, fkv_u32 tile
             FKV_UNROLL
             for (fkv_u32 i = 0; i < 2; i++) {
                 fkv_u32 token = i * 16 + at.lane / 2;
-                fkv_u32 slot = lt_token(at, tile, token) % FKV_PAGE_TOKENS;
-                const fkv_u8 *from = dc_page_block(at.walk, fkv_shuffle_bits(page, token)) + FKV_V_CODES + slot * (FKV_ROPE * 2) +
+                const fkv_u8 *from = lt_block(at, page, token) + FKV_V_CODES + lt_slot(at, tile, token) * (FKV_ROPE * 2) +
                                      step * 32 + at.lane % 2 * 16;
                 fkv_async_copy16(to + LT_CODE_WORDS + (s * LT_TILE + token) * 8 + at.lane % 2 * 4, from);
             }
@@ -231,7 +244,7 @@ struct lt_lines {
 FKV_FN lt_lines lt_take_lines(const lt_place &at, fkv_u32 tile, fkv_u32 page) {
     lt_lines x = {};
     if (FKV_K_BITS == 16 || tile >= at.n_tiles) return x;
-    fkv_u32 row = lt_token(at, tile, at.lane) % FKV_PAGE_TOKENS * (FKV_D / FKV_K_GROUP);
+    fkv_u32 row = lt_slot(at, tile, at.lane) * (FKV_D / FKV_K_GROUP);
     const fkv_u8 *block = dc_page_block(at.walk, page);
     FKV_UNROLL
     for (int g = 0; g < LT_GROUPS; g++) {
@@ -242,14 +255,21 @@ FKV_FN lt_lines lt_take_lines(const lt_place &at, fkv_u32 tile, fkv_u32 page) {
     return x;
 }
 
-/* Stores {scale, bias + scale * middle code} of the lane's token as floats. */
+constexpr int LT_LINES = LT_GROUPS * LT_TILE * 2; /* floats in the lines of one slab */
+
+/* Stores {scale, bias + scale * middle code} of the lane's token as floats: first for the scores, and LT_LINES floats later for
+ * the values. In the latter, values that are not finite are replaced with 0, because 0 times NaN is NaN, and masked tokens have
+ * weight 0. The score of such a token is NaN, so rows that attend to it become NaN. */
 FKV_FN void lt_put_lines(const lt_place &at, FKV_SHARED float *scales, const lt_lines &x) {
     FKV_UNROLL
     for (int g = 0; g < LT_GROUPS; g++) {
         float scale = FKV_K_BITS == 16 ? 1.0f : fkv_page_value(x.scale[g]);
         float bias = FKV_K_BITS == 16 ? 0.0f : fkv_fma(scale, (float)LT_MIDDLE, fkv_page_value(x.bias[g]));
-        scales[((fkv_u32)g * LT_TILE + at.lane) * 2] = scale;
-        scales[((fkv_u32)g * LT_TILE + at.lane) * 2 + 1] = bias;
+        FKV_SHARED float *to = scales + ((fkv_u32)g * LT_TILE + at.lane) * 2;
+        to[0] = scale;
+        to[1] = bias;
+        to[LT_LINES] = fkv_is_finite(scale) && fkv_is_finite(bias) ? scale : 0.0f;
+        to[LT_LINES + 1] = fkv_is_finite(bias) ? bias : 0.0f;
     }
     fkv_sync_warp();
 }
@@ -468,17 +488,18 @@ FKV_FN void lt_take_weights(const lt_place &at, FKV_SHARED const float *weights,
 }
 
 /* Multiplies weights by the scales of group g and converts them to a matrix operand. Also adds the products of weights and
- * biases. A weight of 0 stays 0, because the scale of a masked token may be NaN. */
+ * biases. */
 FKV_FN void lt_weight_operand(const lt_place &at, FKV_SHARED const float *scales, fkv_u32 first, int g, const float (&p)[2][4],
                               lt_left &to, lt_sums &state) {
     float x[2][4];
     FKV_UNROLL
     for (int k = 0; k < 4; k++) {
-        FKV_SHARED const float *line = scales + ((fkv_u32)g * LT_TILE + first + at.c + 4 * (fkv_u32)k) * 2;
+        fkv_words2 line =
+            *(FKV_SHARED const fkv_words2 *)(scales + LT_LINES + ((fkv_u32)g * LT_TILE + first + at.c + 4 * (fkv_u32)k) * 2);
         FKV_UNROLL
         for (int n = 0; n < 2; n++) {
-            x[n][k] = p[n][k] == 0.0f ? 0.0f : fkv_mul(p[n][k], line[0]);
-            if (FKV_K_BITS != 16 && p[n][k] != 0.0f) state.biases[n][g] = fkv_fma(p[n][k], line[1], state.biases[n][g]);
+            x[n][k] = fkv_mul(p[n][k], fkv_float_of(line.w[0]));
+            if (FKV_K_BITS != 16) state.biases[n][g] = fkv_fma(p[n][k], fkv_float_of(line.w[1]), state.biases[n][g]);
         }
     }
     FKV_UNROLL
@@ -582,7 +603,7 @@ FKV_FN void fkv_attend_decode(fkv_place place, FKV_SHARED fkv_u32 *shared, FKV_D
     lt_softmax softmax;
     lt_softmax_begin(split, at, softmax);
     lt_sums state = {};
-    FKV_SHARED float *scales = floats + LT_AT_SCALES + at.warp * (LT_GROUPS * LT_TILE * 2);
+    FKV_SHARED float *scales = floats + LT_AT_SCALES + at.warp * (2 * LT_LINES);
     FKV_NO_UNROLL
     for (fkv_u32 tile = 0; tile < at.n_tiles; tile++) {
         FKV_SHARED const fkv_u32 *codes = lt_stage(at, shared, tile);
