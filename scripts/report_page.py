@@ -353,9 +353,8 @@ COMPARISONS = (
      "The table compares flatkv with MLX's bf16 attention, measured in the same run, for 512 queries (prefill) and one query (decode). The shape is 32/8/128. "
      "The number of cached tokens includes the queries."),
     ("Latent layers on an H200", "latent_gpu",
-     "The layer has 16 query heads, 512 latent channels in 8 bits and 64 RoPE channels in 16 bits, as in multi-head latent attention (MLA). Latent layers have no fused kernels. flatkv decodes their pages with MLX operations, "
-     "one block of tokens after another. MLX's scaled_dot_product_attention reads bf16 keys of 576 channels, whose first 512 channels are also the values. "
-     "Prefill has 512 queries, which are included in the number of cached tokens. The times include appending the RoPE channels of the queries to the output, which chained calls need."),
+     "The layer has 16 query heads, 512 latent channels in 8 bits and 64 RoPE channels in 16 bits, as in multi-head latent attention (MLA). MLX's scaled_dot_product_attention reads bf16 keys of 576 channels, whose first 512 channels are also the values. "
+     "Prefill has 512 queries, which are included in the number of cached tokens. flatkv has no separate prefill kernel for latent layers and uses its decode kernel with 8 queries at a time. The times include appending the RoPE channels of the queries to the output, which chained calls need."),
     ("2-bit and TurboQuant pages on an H200", "small_codecs_gpu", "The table shows decode times measured with `bench_attn --device mlx`."),
     ("Decode kernels on an H200", "kernels_gpu", "The kernels are launched directly, without MLX. The column \"bandwidth limit\" shows the time needed to read the packed bytes at the measured memory bandwidth."),
     ("Decode steps on an H200", "decode_step_gpu", "`bench_decode_mlx` runs a model with the shape of Llama-3-8B, random 4-bit weights and 131072 cached tokens on the CUDA wheel of MLX 0.32.2."),
