@@ -473,6 +473,14 @@ def hybrid_codecs(results):
     return markdown(["codec", "perplexity", "mean KL", "99th percentile of KL", "same top token", "right answers"], rows)
 
 
+def hybrid_states(results):
+    """Recurrent states rounded to 16 bits, with the trained hybrid model (bench/hybrid_quality, part states)."""
+    rows = [[r["state"], f"every {r['every']} tokens" if r["every"] else "" if r["state"] == "f32" else "once", f"{r['ppl']:.5f}", f"{r['kl_mean']:.1e}", f"{r['kl_p99']:.1e}",
+             f"{r['top1']:.2%}", shares(r["right"], r["asked"])]
+            for r in results.file("hybrid_quality")["states"]["rows"]]
+    return markdown(["state", "changed", "perplexity", "mean KL", "99th percentile of KL", "same top token", "right answers"], rows)
+
+
 def hybrid_chat(results):
     """Computed tokens and answers in a conversation with the trained hybrid model (bench/hybrid_quality, part turns)."""
     rows = [[r["request"], r["question"], r["answer"].strip(), f"{r['prompt']:,}", f"{r['new']:,}", f"{r['computed']:,}"] for r in results.file("hybrid_quality")["turns"]["rows"]]
@@ -520,6 +528,6 @@ def outside_checks(results):
 
 MADE = (flat, attention_cpu, attention_cpu_128, attention_llama, read_roof, attention_codecs, attention_mlx_lm, models_cpu, quality, calibrated)
 MADE += (decode_step_gpu, attention_gpu, sealed_gpu, lengths_gpu, latent_gpu, small_codecs_gpu, kernels_gpu, python_model, python_decode, python_batch, python_lengths)
-MADE += (python_soak, python_census, python_turns, hybrid_turns, hybrid_rates, hybrid_chat, hybrid_codecs, python_key_biases)
+MADE += (python_soak, python_census, python_turns, hybrid_turns, hybrid_rates, hybrid_chat, hybrid_codecs, hybrid_states, python_key_biases)
 MADE += (families, outside_checks, speed)
 TABLES = {f.__name__: f for f in MADE}
