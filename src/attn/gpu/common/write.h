@@ -17,8 +17,8 @@ FKV_FN void fkv_write(fkv_place place, FKV_DEVICE const void *k, FKV_DEVICE cons
     fkv_u64 from = ((fkv_u64)place.x * FKV_G + place.y) * (FKV_D + FKV_ROPE);
     if (FKV_ROPE != 0 && place.z == 1) {
         FKV_DEVICE fkv_u16 *to = (FKV_DEVICE fkv_u16 *)(block + FKV_V_CODES) + slot * FKV_ROPE;
-        for (fkv_u32 d = lane; d < FKV_ROPE; d += 32)
-            to[d] = (fkv_u16)fkv_page_bits(fkv_storable(fkv_row_value(v, from + FKV_D + d)));
+        for (int d = (int)lane; d < FKV_ROPE; d += 32)
+            to[d] = (fkv_u16)fkv_page_bits(fkv_storable(fkv_row_value(v, from + FKV_D + (fkv_u32)d)));
         return;
     }
     float x[FKV_WRITE_VALUES];
