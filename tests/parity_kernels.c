@@ -205,12 +205,13 @@ static void decode(kernel_entry *entry, variant v, uint32_t queries, const attn_
 static void check_write(uint32_t i, const attn_fixture *w, fkv_workers *workers) {
     kernel_entry *entry = entries[i];
     const fkv_attn_layer *layer = &w->layer;
-    size_t n = (size_t)w->n_new * layer->n_kv_heads * fkv_attn_key_dim(layer);
+    const uint32_t dim = fkv_attn_key_dim(layer);
+    size_t n = (size_t)w->n_new * layer->n_kv_heads * dim;
     uint64_t state = 77;
     void *k = allocate(n * fkv_type_bytes(layer->row_type));
     void *v = allocate(n * fkv_type_bytes(layer->row_type));
-    attn_random_rows(&state, layer->row_type, layer->head_dim, w->c.outliers, n, k);
-    attn_random_rows(&state, layer->row_type, layer->head_dim, !w->c.outliers, n, v);
+    attn_random_rows(&state, layer->row_type, dim, w->c.outliers, n, k);
+    attn_random_rows(&state, layer->row_type, dim, !w->c.outliers, n, v);
     uint32_t n_pages = 0;
     for (uint32_t r = 0; r < w->c.n_rows; r++) n_pages += w->rows[r].view.n_fixed;
     size_t bytes = (size_t)n_pages * layer->n_kv_heads * layer->block.bytes;
