@@ -26,7 +26,7 @@ typedef struct fkv_row_mask {
 /* Online softmax state of up to FKV_MAX_TILE_ROWS query rows: out = sum of p * v and sum = sum of p, with p = exp(score - max).
  * Before the first visible token of a row, max = -inf, sum = 0 and out = 0. */
 typedef struct fkv_softmax {
-    float *max; /* [rows] */
+    float *max; /* [rows] an earlier maximum of the scores; the current maximum may be slightly larger */
     float *sum; /* [rows] */
     float *out; /* [rows, D] */
 } fkv_softmax;

@@ -446,19 +446,18 @@ AFFINE_FLOATS(2);
 /* NaN must propagate and never become a plausible weight. On x86, min and max return the second operand if either operand is NaN.
  * A bound is therefore passed as the first operand if NaN must propagate, and as the second operand if it must replace NaN. */
 
-/* Sets *n to an integer and returns y such that exp(x) = y * 2^n within 2 ulp. Uses the Cephes polynomial. */
+/* Sets *n to an integer and returns y such that exp(x) = y * 2^n. The relative error is at most 2e-7 + |x| * 2e-8. n is x * log2
+ * e, rounded to an integer, and y is a minimax polynomial of 2^-r with r = n - x * log2 e and |r| <= 1/2. y is exactly 1 for x =
+ * 0. */
 FKV_INLINE vf exp_factor(vf x, vf *n) {
-    vf rounder = vf_set(12582912.0f); /* 1.5 * 2^23: adding this constant rounds a small value to an integer */
+    const vf rounder = vf_set(12582912.0f); /* 1.5 * 2^23: adding this constant rounds a small value to an integer */
     *n = vf_sub(vf_fma(x, vf_set(1.44269504088896341f), rounder), rounder);
-    vf r = vf_fma(*n, vf_set(-0.693359375f), x);
-    r = vf_fma(*n, vf_set(2.12194440e-4f), r);
-    vf y = vf_set(1.9875691500e-4f);
-    y = vf_fma(y, r, vf_set(1.3981999507e-3f));
-    y = vf_fma(y, r, vf_set(8.3334519073e-3f));
-    y = vf_fma(y, r, vf_set(4.1665795894e-2f));
-    y = vf_fma(y, r, vf_set(1.6666665459e-1f));
-    y = vf_fma(y, r, vf_set(5.0000001201e-1f));
-    y = vf_fma(y, r, vf_set(1.0f));
+    vf r = vf_fma(x, vf_set(-1.44269504088896341f), *n);
+    vf y = vf_set(-1.32647285e-3f);
+    y = vf_fma(y, r, vf_set(9.67151299e-3f));
+    y = vf_fma(y, r, vf_set(-5.55073358e-2f));
+    y = vf_fma(y, r, vf_set(2.40222424e-1f));
+    y = vf_fma(y, r, vf_set(-6.93147004e-1f));
     return vf_fma(y, r, vf_set(1.0f));
 }
 
@@ -497,6 +496,10 @@ static void scale_row(float *row, uint32_t dim, float factor) {
     for (uint32_t d = 0; d < dim; d += VL) vf_store(row + d, vf_mul(vf_load(row + d), f));
 }
 
+/* Largest difference between a score and fkv_softmax.max. The state is rescaled only when a score exceeds this limit, so weights
+ * are at most exp(8). */
+static const float MAX_SLACK = 8.0f;
+
 static void kernel_softmax(float *scores, uint32_t width, const fkv_row_mask *masks, uint32_t n_rows, uint32_t dim, float softcap,
                            fkv_softmax state) {
     for (uint32_t r = 0; r < n_rows; r++) {
@@ -514,7 +517,7 @@ static void kernel_softmax(float *scores, uint32_t width, const fkv_row_mask *ma
         vf max = vf_set(-INFINITY);
         for (uint32_t t = 0; t < width; t += VL) max = vf_max(vf_load(s + t), max);
         float now = vf_reduce_max(max);
-        if (now > state.max[r]) {
+        if (now > state.max[r] + MAX_SLACK) {
             float factor = exp_one(state.max[r] - now);
             state.sum[r] *= factor;
             scale_row(state.out + (size_t)r * dim, dim, factor);

@@ -67,6 +67,14 @@ static void fused_open(uint32_t n_chunks, fused_job *j) {
 
 /* ---- scores ---- */
 
+/* Quantizes the queries for a sealed page. Sets bias[r] to the partial sums of q * bias of row r. */
+FKV_INLINE void fused_make_digits(bool narrow, uint32_t n_chunks, fused_job *j, uint32_t row, uint32_t n, vf *bias) {
+    const float *q = j->in->q + (size_t)row * n_chunks * CHUNK_NUMBERS;
+    for (uint32_t r = 0; r < n; r++)
+        bias[r] = sealed_digits_of(narrow, 4 * n_chunks, &j->page, q + (size_t)r * n_chunks * CHUNK_NUMBERS, j->rows.inverse[r],
+                                   j->block_digits[0][0][r], sizeof j->block_digits[0][0], sizeof j->block_digits[0]);
+}
+
 /* Quantizes the queries. For sealed keys, multiplies them by the scales of the page first. */
 FKV_INLINE void fused_queries(uint32_t n_chunks, fused_job *j, uint32_t row, uint32_t n) {
     const fkv_tile_rows *in = j->in;
@@ -75,6 +83,7 @@ FKV_INLINE void fused_queries(uint32_t n_chunks, fused_job *j, uint32_t row, uin
         vf_store(j->rows.step, _mm512_maskz_loadu_ps((__mmask16)((1u << n) - 1), tq.step + row));
         vf_store(j->rows.bias, vf_set(0.0f));
         j->rows.by_float = 0;
+        j->rows.narrow = false;
         for (uint32_t i = 0; i < *tq.n_by_float; i++)
             if (tq.by_float[i] - row < n) j->rows.by_float |= 1u << (tq.by_float[i] - row);
     } else {
@@ -82,10 +91,10 @@ FKV_INLINE void fused_queries(uint32_t n_chunks, fused_job *j, uint32_t row, uin
         sealed_rows_open(&j->page, in->prepared, in->n_rows, row, &j->rows);
         FKV_UNROLL
         for (uint32_t r = 0; r < BLOCK_ROWS; r++) bias[r] = vf_set(0.0f);
-        for (uint32_t r = 0; r < n; r++)
-            bias[r] =
-                sealed_digits(4 * n_chunks, &j->page, in->q + (size_t)(row + r) * n_chunks * CHUNK_NUMBERS, j->rows.inverse[r],
-                              j->block_digits[0][0][r], sizeof j->block_digits[0][0], sizeof j->block_digits[0]);
+        if (j->rows.narrow)
+            fused_make_digits(true, n_chunks, j, row, n, bias);
+        else
+            fused_make_digits(false, n_chunks, j, row, n, bias);
         vf_store(j->rows.bias, fold_rows(SUM, BLOCK_ROWS, bias));
         fkv_tiles_see_stores();
     }
@@ -96,25 +105,73 @@ FKV_INLINE digit_rows fused_digits(const fused_job *j, uint32_t row) {
     return j->k->kind == FKV_CODEC_TURBO ? digits_from(j->digits, row) : j->digits;
 }
 
-FKV_INLINE void fused_start_scores(int set, uint32_t n_chunks, const fused_job *j, uint32_t row, uint32_t block) {
-    prefill_start(set, n_chunks, fused_digits(j, row), (const sealed_quads *)(const void *)j->keys[block * n_chunks]);
-}
-
-/* Converts the sums of 16 tokens to scores, with the float operations of sealed_score(). */
-FKV_INLINE void fused_score_rows(bool turbo, int set, fused_job *j, uint32_t token, uint32_t n) {
-    vf norms = vf_load(j->key_norms + token);
-    for (uint32_t r = 0; r < n; r++) {
-        __m512i high = _mm512_add_epi32(times_256(_mm512_load_si512(j->sums[set][0][r])), _mm512_load_si512(j->sums[set][1][r]));
-        vf low = _mm512_cvtepi32_ps(_mm512_load_si512(j->sums[set][2][r]));
-        vf score = vf_fma(low, vf_set(j->rows.step[r]), vf_set(j->rows.bias[r]));
-        score = vf_fma(_mm512_cvtepi32_ps(high), vf_set(j->high_step[r]), score);
-        vf_store(j->scores[r] + token, turbo ? vf_mul(score, norms) : score);
+/* Starts the matrix multiplications of queries without high digits with 16 keys. Tiles 0 and 1 accumulate the products with the
+ * middle and low digits, and tiles 2 and 3 are a second set of accumulators. Tiles 4 and 5 hold the digits of the first 64
+ * channels for all blocks of the tile, tile 6 holds the other digits, and tile 7 holds keys. */
+FKV_INLINE void narrow_start(int set, uint32_t n_chunks, const fused_job *j, uint32_t block) {
+    if (block == 0) {
+        _tile_loadd(4, j->block_digits[0][1], CHUNK_NUMBERS);
+        _tile_loadd(5, j->block_digits[0][2], CHUNK_NUMBERS);
+    }
+    _tile_loadd(7, j->keys[block * n_chunks], 64);
+    if (set == 0) {
+        _tile_zero(0);
+        _tile_zero(1);
+        _tile_dpbssd(0, 4, 7);
+        _tile_dpbssd(1, 5, 7);
+    } else {
+        _tile_zero(2);
+        _tile_zero(3);
+        _tile_dpbssd(2, 4, 7);
+        _tile_dpbssd(3, 5, 7);
+    }
+    for (uint32_t chunk = 1; chunk < n_chunks; chunk++) {
+        _tile_loadd(7, j->keys[block * n_chunks + chunk], 64);
+        _tile_loadd(6, j->block_digits[chunk][1], CHUNK_NUMBERS);
+        if (set == 0)
+            _tile_dpbssd(0, 6, 7);
+        else
+            _tile_dpbssd(2, 6, 7);
+        _tile_loadd(6, j->block_digits[chunk][2], CHUNK_NUMBERS);
+        if (set == 0)
+            _tile_dpbssd(1, 6, 7);
+        else
+            _tile_dpbssd(3, 6, 7);
     }
 }
 
-FKV_INLINE void fused_score_step(bool turbo, int set, uint32_t n_chunks, fused_job *j, uint32_t row, uint32_t block, uint32_t n) {
-    if (block + 1 < TILE_BLOCKS) fused_start_scores(1 - set, n_chunks, j, row, block + 1);
-    if (set == 0) {
+FKV_INLINE void fused_start_scores(bool narrow, int set, uint32_t n_chunks, const fused_job *j, uint32_t row, uint32_t block) {
+    if (narrow)
+        narrow_start(set, n_chunks, j, block);
+    else
+        prefill_start(set, n_chunks, fused_digits(j, row), (const sealed_quads *)(const void *)j->keys[block * n_chunks]);
+}
+
+/* Kinds of query digits, which select the code of a block at compile time: three digits of sealed queries, two digits of sealed
+ * queries whose high digits are 0, and three digits of TurboQuant queries. */
+typedef enum fused_kind { WIDE, NARROW, TURBO } fused_kind;
+
+/* Converts the sums of 16 tokens to scores, with the float operations of sealed_score(). */
+FKV_INLINE void fused_score_rows(fused_kind kind, int set, fused_job *j, uint32_t token, uint32_t n) {
+    vf norms = vf_load(j->key_norms + token);
+    for (uint32_t r = 0; r < n; r++) {
+        __m512i high = _mm512_load_si512(j->sums[set][1][r]);
+        if (kind != NARROW) high = _mm512_add_epi32(times_256(_mm512_load_si512(j->sums[set][0][r])), high);
+        vf low = _mm512_cvtepi32_ps(_mm512_load_si512(j->sums[set][2][r]));
+        vf score = vf_fma(low, vf_set(j->rows.step[r]), vf_set(j->rows.bias[r]));
+        score = vf_fma(_mm512_cvtepi32_ps(high), vf_set(j->high_step[r]), score);
+        vf_store(j->scores[r] + token, kind == TURBO ? vf_mul(score, norms) : score);
+    }
+}
+
+FKV_INLINE void fused_store_sums(fused_kind kind, int set, fused_job *j) {
+    if (kind == NARROW && set == 0) {
+        _tile_stored(0, j->sums[0][1], 64);
+        _tile_stored(1, j->sums[0][2], 64);
+    } else if (kind == NARROW) {
+        _tile_stored(2, j->sums[1][1], 64);
+        _tile_stored(3, j->sums[1][2], 64);
+    } else if (set == 0) {
         _tile_stored(0, j->sums[0][0], 64);
         _tile_stored(1, j->sums[0][1], 64);
         _tile_stored(2, j->sums[0][2], 64);
@@ -124,14 +181,20 @@ FKV_INLINE void fused_score_step(bool turbo, int set, uint32_t n_chunks, fused_j
         _tile_stored(5, j->sums[1][2], 64);
     }
     fkv_tiles_see_stores();
-    fused_score_rows(turbo, set, j, block * FKV_SEALED_TOKENS, n);
 }
 
-FKV_INLINE void fused_score_block(bool turbo, uint32_t n_chunks, fused_job *j, uint32_t row, uint32_t n) {
-    fused_score_step(turbo, 0, n_chunks, j, row, 0, n);
-    fused_score_step(turbo, 1, n_chunks, j, row, 1, n);
-    fused_score_step(turbo, 0, n_chunks, j, row, 2, n);
-    fused_score_step(turbo, 1, n_chunks, j, row, 3, n);
+FKV_INLINE void fused_score_step(fused_kind kind, int set, uint32_t n_chunks, fused_job *j, uint32_t row, uint32_t block,
+                                 uint32_t n) {
+    if (block + 1 < TILE_BLOCKS) fused_start_scores(kind == NARROW, 1 - set, n_chunks, j, row, block + 1);
+    fused_store_sums(kind, set, j);
+    fused_score_rows(kind, set, j, block * FKV_SEALED_TOKENS, n);
+}
+
+FKV_INLINE void fused_score_block(fused_kind kind, uint32_t n_chunks, fused_job *j, uint32_t row, uint32_t n) {
+    fused_score_step(kind, 0, n_chunks, j, row, 0, n);
+    fused_score_step(kind, 1, n_chunks, j, row, 1, n);
+    fused_score_step(kind, 0, n_chunks, j, row, 2, n);
+    fused_score_step(kind, 1, n_chunks, j, row, 3, n);
 }
 
 /* Computes the scores. The matrix products of the first 16 tokens are already running. */
@@ -140,15 +203,18 @@ FKV_INLINE void fused_scores(uint32_t n_chunks, fused_job *j, uint32_t row, uint
     const uint8_t *const *part = in->part[FKV_SIDE_K];
     const float *q = in->q + (size_t)row * n_chunks * CHUNK_NUMBERS;
     if (j->k->kind == FKV_CODEC_TURBO) {
-        fused_score_block(true, n_chunks, j, row, n);
+        fused_score_block(TURBO, n_chunks, j, row, n);
         for (uint32_t left = j->rows.by_float; left != 0; left &= left - 1) {
             uint32_t r = (uint32_t)__builtin_ctz(left);
             scores_by_float(j->k, part, FKV_TILE_TOKENS, q, 1, &r, j->scores[0]);
         }
-    } else {
-        fused_score_block(false, n_chunks, j, row, n);
-        if (j->rows.by_float != 0) sealed_by_float(j->k, part, FKV_TILE_TOKENS, q, 0, j->rows.by_float, j->scores[0]);
+        return;
     }
+    if (j->rows.narrow)
+        fused_score_block(NARROW, n_chunks, j, row, n);
+    else
+        fused_score_block(WIDE, n_chunks, j, row, n);
+    if (j->rows.by_float != 0) sealed_by_float(j->k, part, FKV_TILE_TOKENS, q, 0, j->rows.by_float, j->scores[0]);
 }
 
 /* ---- softmax and weights ---- */
@@ -186,11 +252,10 @@ FKV_INLINE void fused_softmax(uint32_t n_chunks, fused_job *j, uint32_t row, uin
     alignas(64) float inverse[BLOCK_ROWS];
     sealed_steps(BLOCK_ROWS, j->norms.unit, largest, inverse, j->weight_step);
     for (uint32_t r = 0; r < n; r++) {
-        __m512i whole[4];
+        __m512i bits[4];
         FKV_UNROLL
-        for (uint32_t b = 0; b < 4; b++)
-            whole[b] = _mm512_cvtps_epi32(vf_mul(vf_load(j->scores[r] + b * VL), vf_set(inverse[r])));
-        sealed_weight_bytes(whole, j->weights[0][r], sizeof j->weights[0]);
+        for (uint32_t b = 0; b < 4; b++) bits[b] = weight_bits(vf_load(j->scores[r] + b * VL), vf_set(inverse[r]));
+        sealed_weight_bytes(bits, j->weights[0][r], sizeof j->weights[0]);
     }
     fkv_tiles_see_stores();
 }
@@ -224,7 +289,7 @@ FKV_INLINE void fused_tile(uint32_t n_chunks, fused_job *j) {
     fused_open(n_chunks, j);
     prefill_tiles_open();
     fused_queries(n_chunks, j, 0, fused_rows(j, 0));
-    fused_start_scores(0, n_chunks, j, 0, 0);
+    fused_start_scores(j->rows.narrow, 0, n_chunks, j, 0, 0);
     for (uint32_t row = 0; row < n_rows; row += BLOCK_ROWS) {
         const uint32_t next = row + BLOCK_ROWS;
         fused_scores(n_chunks, j, row, fused_rows(j, row));
@@ -233,7 +298,7 @@ FKV_INLINE void fused_tile(uint32_t n_chunks, fused_job *j) {
         if (next < n_rows) fused_queries(n_chunks, j, next, fused_rows(j, next));
         fkv_fetch_some(j->in->next, n_shares);
         if (row > 0) fused_values(n_chunks, j, row - BLOCK_ROWS, BLOCK_ROWS);
-        if (next < n_rows) fused_start_scores(0, n_chunks, j, next, 0);
+        if (next < n_rows) fused_start_scores(j->rows.narrow, 0, n_chunks, j, next, 0);
         fkv_fetch_some(j->in->next, n_shares);
         fused_softmax(n_chunks, j, row, fused_rows(j, row));
         fkv_fetch_some(j->in->next, n_shares);

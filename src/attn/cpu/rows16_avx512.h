@@ -60,8 +60,8 @@ FKV_INLINE vf exp_weight(vf x) {
     return _mm512_maskz_scalef_ps(_mm512_cmp_ps_mask(x, vf_set(-87.0f), _CMP_NLT_UQ), y, n);
 }
 
-/* First step of kernel_softmax() for a tile whose tokens are all visible to n_rows <= n query rows. Updates the maximum and
- * rescales the sum of each row. Returns a bit mask of the rows whose maximum increased. `factor` receives the factors by which
+/* First step of kernel_softmax() for a tile whose tokens are all visible to n_rows <= n query rows. Updates state.max and
+ * rescales the sum of each row. Returns a bit mask of the rows whose state.max increased. `factor` receives the factors by which
  * softmax_rescale() must multiply the outputs of these rows. n is a compile-time constant. */
 FKV_INLINE uint32_t softmax_largest(int n, const float *scores, uint32_t n_rows, fkv_softmax state, float factor[BLOCK_ROWS]) {
     __mmask16 there = (__mmask16)((1u << n_rows) - 1);
@@ -74,7 +74,7 @@ FKV_INLINE uint32_t softmax_largest(int n, const float *scores, uint32_t n_rows,
     }
     vf before = _mm512_maskz_loadu_ps(there, state.max);
     vf now = fold_rows(LARGER, n, lanes);
-    __mmask16 grown = _mm512_mask_cmp_ps_mask(there, now, before, _CMP_GT_OQ);
+    __mmask16 grown = _mm512_mask_cmp_ps_mask(there, now, vf_add(before, vf_set(MAX_SLACK)), _CMP_GT_OQ);
     if (grown == 0) return 0;
     now = _mm512_mask_mov_ps(before, grown, now);
     vf_store(factor, vf_exp(vf_sub(before, now)));

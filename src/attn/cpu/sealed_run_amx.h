@@ -175,11 +175,11 @@ FKV_INLINE void run_close_weights(run_shape shape, const fkv_run *in, sealed_run
     sealed_steps(COLUMN_ROWS, s->norms.unit, largest, inverse, to->step);
     softmax_add(COLUMN_ROWS, shape.n_rows, sum, in->split);
     for (uint32_t r = 0; r < shape.n_rows; r++) {
-        __m512i whole[4];
+        __m512i bits[4];
         FKV_UNROLL
         for (uint32_t b = 0; b < 4; b++)
-            whole[b] = _mm512_cvtps_epi32(vf_mul(vf_load(w->to_weigh + r * FKV_TILE_TOKENS + b * VL), vf_set(inverse[r])));
-        sealed_weight_bytes(whole, to->bytes[r], sizeof to->bytes / 2);
+            bits[b] = weight_bits(vf_load(w->to_weigh + r * FKV_TILE_TOKENS + b * VL), vf_set(inverse[r]));
+        sealed_weight_bytes(bits, to->bytes[r], sizeof to->bytes / 2);
     }
 }
 

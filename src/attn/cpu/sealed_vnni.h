@@ -6,7 +6,9 @@
  * unit of 16 channels, max |q| * max |scale|, and then the maximum over all units. The score of token t is step * (sum of x_c *
  * code_tc) + (sum of q_c * bias_c), where x_c is the rounded integer and the first sum is exact. Codes are at most 15, so the
  * error of a score is about bound / 2^17. Rows whose bound is above MAX_BOUND, or so small that the inverse of the step would
- * overflow, use the float kernels. Calibrated keys have codes up to 63, so their limit is MAX_BOUND / 4.
+ * overflow, use the float kernels. Calibrated keys have codes up to 63, so their limit is MAX_BOUND / 4. Rows whose bound is at
+ * most 1/128 of the limit are rounded to 16 bits, so that their high digits are 0 and prefill can skip them. Their error does not
+ * exceed the error of a row at the limit, because 16-bit steps are 128 times as large as 23-bit steps.
  *
  * Values: weights p * norm are non-negative. They are rounded to 16 bits and split into two unsigned bytes, which are multiplied
  * by the signed codebook levels. A row has one norm and no bias: out += step * (sum of weight * level).
@@ -25,6 +27,7 @@ enum {
 
 static const float MAX_BOUND = 32.0f;
 static const float DIGIT_LIMIT = 4161000.0f; /* slightly below 2^22 - 0x8080, the limit of round_to_digits() */
+static const float NARROW_LIMIT = 32630.0f;  /* slightly below 2^15 - 0x80; the high digits of smaller integers are 0 */
 static const float WEIGHT_LIMIT = 65280.0f;
 static const float SEALED_UNIT = 0x1p-7f; /* value = norm * level * SEALED_UNIT */
 
@@ -37,6 +40,7 @@ typedef struct sealed_page {
     uint32_t n_units;
     uint32_t n_chunks;
     float max_bound;
+    float narrow_bound;                /* largest bound of a row whose queries are rounded to 16 bits */
     float most[FKV_MAX_HEAD_DIM / 16]; /* largest absolute scale of each unit (16 channels); NaN if a scale of the unit is NaN */
 } sealed_page;
 
@@ -51,6 +55,7 @@ static void sealed_page_open(const fkv_codec *codec, const uint8_t *const part[F
     page->dim = codec->dim;
     page->n_units = codec->dim / 16;
     page->max_bound = codec->channels != NULL ? MAX_BOUND / 4 : MAX_BOUND;
+    page->narrow_bound = page->max_bound / 128.0f;
     page->n_chunks = fkv_ceil_div(codec->dim, CHUNK_NUMBERS);
     widen_halves(codec->type, part[FKV_PART_SCALES], codec->dim, page->scales);
     widen_halves(codec->type, part[FKV_PART_BIASES], codec->dim, page->biases);
@@ -81,6 +86,7 @@ typedef struct sealed_rows {
     alignas(64) float inverse[BLOCK_ROWS];
     alignas(64) float bias[BLOCK_ROWS]; /* sum of q * bias over all channels of the page */
     uint32_t by_float;                  /* bit r is set if row r uses the float kernels */
+    bool narrow;                        /* true if the high digits of all rows are 0 */
 } sealed_rows;
 
 /* Computes the quantization steps of query rows [row, row + 16) for one page. */
@@ -97,8 +103,11 @@ FKV_INLINE void sealed_rows_open(const sealed_page *page, const void *prepared, 
     }
     __mmask16 none = _mm512_cmp_ps_mask(bound, vf_set(0.0f), _CMP_EQ_OQ);
     good &= none | _mm512_cmp_ps_mask(bound, vf_set(SMALLEST), _CMP_GT_OQ);
-    vf_store(rows->step, vf_div(bound, vf_set(DIGIT_LIMIT)));
-    vf_store(rows->inverse, _mm512_maskz_div_ps(good & ~none, vf_set(DIGIT_LIMIT), bound));
+    __mmask16 narrow = _mm512_cmp_ps_mask(bound, vf_set(page->narrow_bound), _CMP_LE_OQ);
+    vf limit = _mm512_mask_mov_ps(vf_set(DIGIT_LIMIT), narrow, vf_set(NARROW_LIMIT));
+    vf_store(rows->step, vf_div(bound, limit));
+    vf_store(rows->inverse, _mm512_maskz_div_ps(good & ~none, limit, bound));
+    rows->narrow = (good & ~narrow) == 0;
     uint32_t there = n_rows - row >= BLOCK_ROWS ? 0xffff : (1u << (n_rows - row)) - 1;
     rows->by_float = ~(uint32_t)good & there;
 }
@@ -118,20 +127,39 @@ FKV_INLINE digit_rows digits_from(digit_rows digits, uint32_t row) {
     return digits;
 }
 
-/* Rounds x * inverse to an integer and returns its three base-256 digits, with the lowest digit in the lowest byte. Adding 2^23 +
- * 2^22 + 0x8080 in an FMA rounds the value and leaves its digits in the bytes of the float. A byte-wise subtraction then removes
- * the constant. */
+/* The lowest and the second lowest bytes of 64 dwords. Dword 4 * L + k of a plane holds the bytes of dwords 4 * L to 4 * L + 3 of
+ * register k, which is the order of packed_words. */
+typedef struct byte_planes {
+    __m512i lowest;
+    __m512i second;
+} byte_planes;
+
+FKV_INLINE byte_planes low_byte_planes(const __m512i a[4]) {
+    const __m512i pick = _mm512_set4_epi32(0x0d090501, 0x0d090501, 0x0c080400, 0x0c080400);
+    const __mmask64 odd_dwords = 0xf0f0f0f0f0f0f0f0u;
+    __m512i a01 = _mm512_mask_shuffle_epi8(_mm512_shuffle_epi8(a[0], pick), odd_dwords, a[1], pick);
+    __m512i a23 = _mm512_mask_shuffle_epi8(_mm512_shuffle_epi8(a[2], pick), odd_dwords, a[3], pick);
+    return (byte_planes){_mm512_unpacklo_epi64(a01, a23), _mm512_unpackhi_epi64(a01, a23)};
+}
+
+/* Rounds x * inverse to an integer and adds 2^23 + 2^22 + 0x8080 in the same FMA, which leaves the base-256 digits of the
+ * integer, plus a constant, in the bytes of the float. */
+FKV_INLINE __m512i rounded_bits(vf x, vf inverse) { return _mm512_castps_si512(vf_fma(x, inverse, vf_set(12615808.0f))); }
+
+/* Rounds x * inverse to an integer and returns its three base-256 digits, with the lowest digit in the lowest byte. */
 FKV_INLINE __m512i round_to_digits(vf x, vf inverse) {
-    return _mm512_sub_epi8(_mm512_castps_si512(vf_fma(x, inverse, vf_set(12615808.0f))), _mm512_set1_epi32(0x00408080));
+    return _mm512_sub_epi8(rounded_bits(x, inverse), _mm512_set1_epi32(0x00408080));
 }
 
 /* Multiplies one query row by the page's scales and quantizes it to base-256 digits. The digits of a value are `digit` bytes
  * apart, and chunks of 64 values are `chunk` bytes apart. In a chunk, quad q of unit u is stored at dword 4 * q + u, which is the
- * order that the transpose produces. Returns the sum of q * bias as 16 partial sums, one per lane. */
-FKV_INLINE vf sealed_digits(uint32_t n_units, const sealed_page *page, const float *q, float inverse, int8_t *to, size_t digit,
-                            size_t chunk) {
+ * order that the transpose produces. If `narrow` (a compile-time constant) is true, the high digits are 0 and are not stored.
+ * Returns the sum of q * bias as 16 partial sums, one per lane. */
+FKV_INLINE vf sealed_digits_of(bool narrow, uint32_t n_units, const sealed_page *page, const float *q, float inverse, int8_t *to,
+                               size_t digit, size_t chunk) {
     const vf scale = vf_set(inverse);
-    const __m512i planes = _mm512_set4_epi32(0x0f0b0703, 0x0e0a0602, 0x0d090501, 0x0c080400);
+    const __m512i by_digit = _mm512_set4_epi32(0x0f0b0703, 0x0e0a0602, 0x0d090501, 0x0c080400);
+    const __m512i sign = _mm512_set1_epi8((char)0x80);
     vf bias = vf_set(0.0f);
     for (uint32_t first = 0; first < n_units; first += 4, to += chunk) {
         __m512i a[4];
@@ -143,13 +171,25 @@ FKV_INLINE vf sealed_digits(uint32_t n_units, const sealed_page *page, const flo
             uint32_t at = (first + u) * 16;
             vf x = vf_load(q + at);
             bias = vf_fma(x, vf_load(page->biases + at), bias);
-            a[u] = _mm512_shuffle_epi8(round_to_digits(vf_mul(x, vf_load(page->scales + at)), scale), planes);
+            vf product = vf_mul(x, vf_load(page->scales + at));
+            a[u] = narrow ? rounded_bits(product, scale) : _mm512_shuffle_epi8(round_to_digits(product, scale), by_digit);
+        }
+        if (narrow) {
+            byte_planes planes = low_byte_planes(a);
+            _mm512_storeu_si512(to + digit, _mm512_xor_si512(planes.second, sign));
+            _mm512_storeu_si512(to + 2 * digit, _mm512_xor_si512(planes.lowest, sign));
+            continue;
         }
         transpose_dwords(a, plane);
         FKV_UNROLL
         for (int d = 0; d < DIGITS; d++) _mm512_storeu_si512(to + (size_t)d * digit, plane[DIGITS - 1 - d]);
     }
     return bias;
+}
+
+FKV_INLINE vf sealed_digits(uint32_t n_units, const sealed_page *page, const float *q, float inverse, int8_t *to, size_t digit,
+                            size_t chunk) {
+    return sealed_digits_of(false, n_units, page, q, inverse, to, digit, chunk);
 }
 
 /* Computes 16 scores from dot products with the three base-256 digits of the query. */
@@ -339,14 +379,16 @@ FKV_INLINE void sealed_steps(int n, float unit, vf *largest, float inverse[BLOCK
     vf_store(step, vf_mul(vf_div(most, vf_set(WEIGHT_LIMIT)), vf_set(unit)));
 }
 
-/* Stores 64 integers as high and low bytes, in the order of packed_words. The low bytes start `low` bytes after the high
- * bytes. */
-FKV_INLINE void sealed_weight_bytes(const __m512i whole[4], uint8_t *to, size_t low) {
-    __m512i words01 = _mm512_packus_epi32(whole[0], whole[1]);
-    __m512i words23 = _mm512_packus_epi32(whole[2], whole[3]);
-    __m512i byte = _mm512_set1_epi16(255);
-    _mm512_storeu_si512(to, _mm512_packus_epi16(_mm512_srli_epi16(words01, 8), _mm512_srli_epi16(words23, 8)));
-    _mm512_storeu_si512(to + low, _mm512_packus_epi16(_mm512_and_si512(words01, byte), _mm512_and_si512(words23, byte)));
+/* Rounds weight * inverse to an integer of 16 bits. Adding 2^23 in an FMA leaves the integer in the two lowest bytes of the
+ * float. For NaN the bytes are arbitrary, because the step of the row is then NaN. */
+FKV_INLINE __m512i weight_bits(vf weight, vf inverse) { return _mm512_castps_si512(vf_fma(weight, inverse, vf_set(0x1p23f))); }
+
+/* Stores 64 results of weight_bits() as high and low bytes, in the order of packed_words. The low bytes start `low` bytes after
+ * the high bytes. */
+FKV_INLINE void sealed_weight_bytes(const __m512i bits[4], uint8_t *to, size_t low) {
+    byte_planes planes = low_byte_planes(bits);
+    _mm512_storeu_si512(to, planes.second);
+    _mm512_storeu_si512(to + low, planes.lowest);
 }
 
 /* Quantizes the weights p * norm of n_rows <= n query rows to 16 bits and stores them in the order of packed_words. The low bytes
@@ -369,15 +411,15 @@ FKV_INLINE void sealed_weigh(int n, const sealed_norms *norms, const float *p, u
     alignas(64) float inverse[BLOCK_ROWS];
     sealed_steps(n, norms->unit, largest, inverse, step);
     for (uint32_t r = 0; r < n_rows; r++) {
-        __m512i whole[4];
+        __m512i bits[4];
         FKV_UNROLL
         for (uint32_t b = 0; b < 4; b++) {
-            whole[b] = _mm512_setzero_si512();
+            bits[b] = _mm512_setzero_si512();
             if (b >= n_vecs) continue;
             vf weight = vf_mul(vf_load(p + r * FKV_TILE_TOKENS + b * VL), vf_load(norms->at + b * VL));
-            whole[b] = _mm512_cvtps_epi32(vf_mul(weight, vf_set(inverse[r])));
+            bits[b] = weight_bits(weight, vf_set(inverse[r]));
         }
-        sealed_weight_bytes(whole, to + r * FKV_TILE_TOKENS, low);
+        sealed_weight_bytes(bits, to + r * FKV_TILE_TOKENS, low);
     }
 }
 
