@@ -18,6 +18,8 @@ import sys
 import time
 
 TREE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+sys.path.insert(0, os.path.join(TREE, "scripts"))
+import machine  # noqa: E402
 with open(os.path.join(TREE, "models/needle/book.txt"), encoding="ascii") as file:
     BOOK = " ".join(file.read().split())
 HOST = "127.0.0.1"
@@ -241,9 +243,8 @@ def keep_record(path, program, case, result, revision=None):
         return
     words, at = sys.argv[1:], sys.argv.index("--out") - 1
     words = [w if "/" not in w else os.path.basename(w) for w in words[:at] + words[at + 2 :]]
-    git = ["git", "-C", TREE, "rev-parse", "--short=10", "HEAD"]
     record = {"kind": "serve", "case": case, "command": " ".join([program, *words]), "result": result,
-              "revision": revision or subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip(),
+              "revision": revision or machine.revision(),
               "when": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M")}
     with open(path + ".part", "w", encoding="utf-8") as out:
         json.dump(record, out, indent=1, sort_keys=True)

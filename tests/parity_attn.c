@@ -271,7 +271,8 @@ static void every_size_of_queries(fkv_isa only) {
     static const uint32_t codecs[] = {FIRST_SEALED_CODEC, FIRST_CALIBRATED_CODEC};
     static const float gains[] = {0.3f, 0.6f, 1, 1.5f, 2, 2.5f, 3, 5};
     for (uint32_t i = 0; i < sizeof gains / sizeof gains[0]; i++) {
-        for (uint32_t k = 0; k < 2; k++) { /* the shapes alternate, because the limit does not depend on the shape */
+        for (uint32_t k = 0; k < 2;
+             k++) { /* one shape per size is enough, because the 16-bit limit does not depend on the shape */
             attn_case c = {
                 .shape = block_shapes[(i + k) % 4], .codec = codecs[k], .page_tokens = 64, .page_type = FKV_F16, .n_rows = 1};
             c.rows[0] = (attn_mix){600, 9};

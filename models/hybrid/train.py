@@ -1,6 +1,6 @@
 """Trains a small byte-level chat model of Qwen3.5's architecture: gated delta net layers and gated full attention, 3:1.
 
-The model learns English from plain-text books, and to answer questions about facts that a conversation states. The facts have the form
+The model is trained on plain-text books and on generated conversations, in which it answers questions about stated facts. The facts have the form
 of the needle model's facts (../needle/train.py). Tokens 0 to 255 are bytes, 257 is <|im_start|> and 258 is <|im_end|>. Token 256 is a
 merge of two bytes that never occur in UTF-8, because flatkv rejects BPE vocabularies without merges.
 
@@ -19,7 +19,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 spec = importlib.util.spec_from_file_location("needle", os.path.join(HERE, "../needle/train.py"))
 needle = importlib.util.module_from_spec(spec); spec.loader.exec_module(needle)
 
-START, END, V = 257, 258, 264                                # 256 is unused text, as are the five tokens that pad the vocabulary
+START, END, V = 257, 258, 264                                # token 256 and the five tokens that pad the vocabulary are never used
 D, L, FF, EPS, THETA = 256, 8, 320, 1e-6, 1e4
 HQ, HK, HD, ROT = 4, 2, 128, 32                              # attention: query heads, KV heads, head dimension, dimensions with RoPE
 NK, NV, ND, TAPS = 2, 4, 64, 4                               # delta net: key heads, value heads, head dimension, taps of the convolution
@@ -31,11 +31,11 @@ CONFIG = dict(architectures=["Qwen3_5ForCausalLM"], model_type="qwen3_5_text", v
               rope_parameters=dict(rope_type="default", rope_theta=THETA, partial_rotary_factor=ROT / HD, mrope_section=[6, 5, 5], mrope_interleaved=True),
               max_position_embeddings=8192, tie_word_embeddings=True, attn_output_gate=True, dtype="float16", eos_token_id=END, pad_token_id=END)
 TOKENS = 16384                                               # per batch
-# End as a fraction of the run time, tokens per sequence, shares of repeated strings and of book text. The rest are conversations.
+# Per stage: its end as a fraction of the run time, tokens per sequence, share of repeated strings, share of book text. The rest are conversations.
 STAGES = ((.3, 256, .35, .1), (.45, 1024, .15, .25), (1, 4096, .05, .4))
 MUON, ADAM, DECAY = .01, 3e-3, .1                            # peak learning rates of hidden matrices and of other parameters, weight decay
 ANSWER, DOCUMENT, TEXT = 4.0, .25, .5                        # loss weights of answers, of the rest of a conversation, of book text
-RECALL = .3, .9                                              # shares of right answers without which training stops, and that end the first stage
+RECALL = .3, .9                                              # share of right answers below which training is aborted, and the share that ends the first stage
 
 # ---- data
 
@@ -48,7 +48,7 @@ class Books:
     def excerpt(s, r, n):
         t = s.texts[r.random() < .5]; at = r.randrange(0, len(t) - n); return t[at:at + n]
 class Chat:
-    """Tokens and loss weights of a conversation. Weights are those of predicting the token."""
+    """Tokens and loss weights of a conversation. The weight of a token applies to the loss of predicting this token."""
     def __init__(s): s.tokens, s.weights = [], []
     def add(s, text, weight): s.tokens += list(text); s.weights += [weight] * len(text)
     def begin(s, role): s.tokens.append(START); s.weights.append(DOCUMENT); s.add(role + b"\n", DOCUMENT)

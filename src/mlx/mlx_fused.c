@@ -206,7 +206,7 @@ static void seal(fkv_mlx_state *mlx, fkv_mlx_layer *layer) {
 fkv_status fkv_mlx_fused_write(fkv_mlx_state *mlx, fkv_mlx_layer *layer, mlx_array k, mlx_array v) {
     fkv_mlx_graph *g = &mlx->graph;
     fkv_mlx_layer *to = layer->open != NULL ? layer->open : layer;
-    if (layer->attn->rope_dim != 0) v = k; /* the rows of a latent layer also contain the RoPE channels */
+    if (fkv_mlx_is_latent(layer)) v = k; /* the rows of a latent layer also contain the RoPE channels */
     if (mlx_array_dtype(v) != mlx_array_dtype(k)) v = fkv_mlx_astype(g, v, mlx_array_dtype(k));
     fkv_mlx_kernel *kernel = kernel_for(mlx, to, FKV_KERNEL_WRITE, rows_type(k), 0);
     fkv_mlx_launch launch = DEPENDENCY;
