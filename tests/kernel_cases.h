@@ -88,10 +88,11 @@ enum { N_KERNEL_CASES = sizeof kernel_cases / sizeof kernel_cases[0] };
  * kernels have fewer rows per block. */
 enum { N_KERNEL_CASES_ALONE = 3 };
 
-/* Soft caps that are tested in every case with a soft cap. The smallest one makes all scores equal. The largest one has no
- * effect. */
+/* Soft caps that are tested in addition to the soft cap of a case, in prefill only for heads of up to MAX_SOFTCAPS_DIM channels:
+ * emulated prefill of wide heads is slow, and soft caps do not depend on the head dimension. The smallest one makes all scores
+ * equal. The largest one has no effect. */
 static const float kernel_softcaps[] = {1e-39f, 1e-3f, 30, 50, 1e4f, 3e4f, 3e5f, 3e7f, 1e30f};
-enum { N_KERNEL_SOFTCAPS = sizeof kernel_softcaps / sizeof kernel_softcaps[0] };
+enum { N_KERNEL_SOFTCAPS = sizeof kernel_softcaps / sizeof kernel_softcaps[0], MAX_SOFTCAPS_DIM = 128 };
 
 /* Kernels that are tested in addition to the CUDA kernels in fkv_kernel: the Metal variants, prefill with plain loops, and
  * prefill with pairs of blocks in which one block never runs. */

@@ -463,7 +463,8 @@ static void check_prefill(uint32_t i, fkv_workers *workers) {
     set_softcap(&w, c.softcap);
     check_prefill_variants(i, &w, true);
     if (kernel_case_has(i, KERNEL_LONE_PREFILL)) check_lone_prefill(i, &w);
-    for (int cap = 0; c.softcap > 0 && cap < N_KERNEL_SOFTCAPS; cap++) {
+    const bool more_caps = c.softcap > 0 && c.shape.head_dim <= MAX_SOFTCAPS_DIM;
+    for (int cap = 0; more_caps && cap < N_KERNEL_SOFTCAPS; cap++) {
         set_softcap(&w, kernel_softcaps[cap]);
         check_prefill_variants(i, &w, false);
     }

@@ -569,6 +569,7 @@ static void latent_layers(void) {
 
 int main(int argc, char **argv) {
     const char *way = argc > 1 ? argv[1] : "plain";
+    (void)setenv("MLX_ENABLE_TF32", "0", 1); /* by default, MLX rounds the operands of float32 products on CUDA to TF32 */
     mlx_config = fkv_mlx_config_default();
     mlx_config.way = strcmp(way, "fused") == 0 ? FKV_MLX_FUSED : FKV_MLX_PLAIN;
     mlx_config.stream = mlx_config.way == FKV_MLX_FUSED ? mlx_default_gpu_stream_new() : mlx_default_cpu_stream_new();
