@@ -25,7 +25,7 @@ try:
 except ImportError:
     yaml = None
 
-from serve_test import BOOK, TREE, check_resident_growth, run, serving
+from serve_test import BOOK, SANITIZED, TREE, check_resident_growth, run, serving
 
 PATHS = os.environ.get("PATH", "") + ":/usr/sbin:/usr/local/sbin"
 HAPROXY = shutil.which("haproxy", path=PATHS)
@@ -121,7 +121,8 @@ def requests_with_a_common_prefix_use_the_same_server():
         skip("haproxy")
     rng = random.Random(7)
     words = BOOK.split()[:4000]
-    prefixes = [" ".join(rng.sample(words, 220)) for _ in range(6)]
+    n_words, least = (100, 0.65) if SANITIZED else (220, 0.75)  # with short prefixes, a larger share of the prompt is not a full page
+    prefixes = [" ".join(rng.sample(words, n_words)) for _ in range(6)]
     n_prompt = n_cached = 0
     servers = {}
     with serving("-c", "32K", "--server-name", "a") as a, serving("-c", "32K", "--server-name", "b") as b, balancing(a.port, b.port) as (port, control):
@@ -139,7 +140,7 @@ def requests_with_a_common_prefix_use_the_same_server():
             until_idle(control)
             sessions.add(ask(port, "POST", "/v1/completions", completion(f"{i} of one session"), {"x-session-id": "s1"})[1]["x-flatkv-server"])
     print(f"{n_cached} of {n_prompt} prompt tokens cached ({n_cached / n_prompt:.3f}; at most 0.8 is possible)")
-    assert n_cached / n_prompt >= 0.75, servers
+    assert n_cached / n_prompt >= least, servers
     assert set().union(*servers.values()) == {"a", "b"} and len(sessions) == 1, (servers, sessions)
 
 
@@ -241,7 +242,7 @@ def serving_redis(redis, *options):
     return serving("-c", "8K", "--prefix-redis", redis.url, "--prefix-timeout", "20000", *options)
 
 
-PROMPT = BOOK[5000:5700]
+PROMPT = BOOK[5000:5350 if SANITIZED else 5700]
 
 
 def text_and_cached(server, prompt=PROMPT):
