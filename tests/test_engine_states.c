@@ -17,7 +17,14 @@
 
 /* MAX_REPEATED is the largest number of cached tokens that a turn may compute again. A turn continues from a snapshot at the last
  * page boundary before the tokens that introduce the answer. */
-enum { PAGE = 64, MAX_REPEATED = 80, MAX_NEW = 90, N_USER = 40, N_TURNS = TEST_SANITIZED ? 3 : 6, MAX_PROMPT = 4000 };
+enum {
+    PAGE = 64,
+    MAX_REPEATED = 80,
+    MAX_NEW = TEST_SANITIZED ? 70 : 90,
+    N_USER = 40,
+    N_TURNS = TEST_SANITIZED ? 2 : 6,
+    MAX_PROMPT = 4000
+};
 
 static const char *const NAMES[] = {"lfm2", "qwen35"};
 
@@ -238,11 +245,12 @@ END_TEST
 static void run_branches(const char *name, const fkv_model *model) {
     static chat c;
     static reply r;
-    fkv_engine *engine = open_engine(model, 4);
+    enum { N_SNAPSHOTS = 4, N_BRANCHES = TEST_SANITIZED ? N_SNAPSHOTS + 2 : 2 * N_SNAPSHOTS };
+    fkv_engine *engine = open_engine(model, N_SNAPSHOTS);
     c = (chat){.seed = 77};
-    add_random(&c, 500);
+    add_random(&c, TEST_SANITIZED ? 200 : 500);
     const uint32_t n_shared = c.n;
-    for (uint32_t branch = 0; branch < 8; branch++) {
+    for (uint32_t branch = 0; branch < N_BRANCHES; branch++) {
         c.n = n_shared;
         c.seed = branch;
         add_random(&c, 20);
@@ -287,7 +295,7 @@ static uint32_t run_long_chat(const fkv_model *model, uint32_t max_snapshots) {
     static chat c;
     static reply r;
     enum { USER = 100, KEPT = 60, INTRO = 6 };
-    enum { LONG_TURNS = TEST_SANITIZED ? 12 : 20, EDITED = LONG_TURNS / 2, BRANCHES = TEST_SANITIZED ? 2 : 8 };
+    enum { LONG_TURNS = TEST_SANITIZED ? 8 : 20, EDITED = LONG_TURNS / 2, BRANCHES = TEST_SANITIZED ? 2 : 8 };
     uint32_t starts[LONG_TURNS];
     uint32_t worst = 0;
     fkv_engine *engine = open_engine(model, max_snapshots);
