@@ -215,7 +215,7 @@ START_TEST(chunks_batches_and_windows_match_the_host) {
         pair_seq c = pair_seq_open(&p, 3, 300);
         pair_run(&p, &a, 150, 64);
         pair_run(&p, &b, 17, 17);
-        for (uint32_t i = 0; i < 30; i++)
+        for (uint32_t i = 0; i < (TEST_SANITIZED ? 12 : 30); i++)
             pair_step(&p, (pair_seq *const[]){&a, &b, &c}, (const uint32_t[]){1, 1 + i % 3, 1 + i % 5}, 3, true);
         pair_same_pages(&p, &a);
         pair_same_pages(&p, &b);
@@ -242,7 +242,7 @@ START_TEST(fork_copies_the_page_it_writes) {
         ck_ok(fkv_cache_stats(p.mlx, &after));
         ck_assert_uint_gt(after.page_copies, before.page_copies);
         pair_run(&p, &child, 30, 7);
-        pair_run(&p, &parent, 30, 1);
+        pair_run(&p, &parent, TEST_SANITIZED ? 10 : 30, 1);
         pair_same_pages(&p, &child);
         pair_same_pages(&p, &parent);
         pair_close(&p);
@@ -322,7 +322,7 @@ START_TEST(random_operations_leave_the_same_pages_as_on_the_host) {
         uint64_t state = 20261115;
         pair_seq seqs[3];
         for (uint32_t i = 0; i < 3; i++) seqs[i] = pair_seq_open(&p, 10 + i, 160);
-        for (uint32_t round = 0; round < 60; round++) {
+        for (uint32_t round = 0; round < (TEST_SANITIZED ? 20 : 60); round++) {
             pair_seq *s = &seqs[attn_random(&state) % 3];
             const uint32_t n_left = 160 - s->length;
             const uint64_t what = attn_random(&state) % 8;
@@ -401,7 +401,7 @@ static void step_bits(fkv_cache *cache, fkv_seq other_seq, fkv_seq seq, uint32_t
 }
 
 START_TEST(batched_forked_and_reloaded_outputs_are_bit_identical) {
-    enum { LENGTH = 1100 };
+    enum { LENGTH = TEST_SANITIZED ? 300 : 1100 };
     for (layer_set set = AFFINE; set < N_LAYER_SETS; set++) {
         fkv_config config = config_of(set, 8192, 8);
         if (set >= SEALED_4) config.page_tokens = 64;
@@ -595,7 +595,7 @@ END_TEST
 /* Checks that steps do not copy a pool. Each pool is larger than the limit on the memory of a step, so a copy would exceed the
  * limit. On CUDA, the thread that frees memory may lag by one step, so the lowest of several measurements is used. */
 static void check_flat_memory(const fkv_layer_config *layer, uint32_t n_steps) {
-    enum { FIRST = 1100, MOST_OF_A_CHUNK = 8 << 20, MOST_OF_A_STEP = 2 << 20, MOST_LAG = 1 << 20 };
+    enum { FIRST = TEST_SANITIZED ? 300 : 1100, MOST_OF_A_CHUNK = 8 << 20, MOST_OF_A_STEP = 2 << 20, MOST_LAG = 1 << 20 };
     fkv_config config = config_of(AFFINE, 130000, 1);
     config.layers = NULL;
     config.layer = *layer;
@@ -642,8 +642,8 @@ static void check_flat_memory(const fkv_layer_config *layer, uint32_t n_steps) {
 START_TEST(memory_counters_are_flat_over_thousands_of_steps) {
     const fkv_layer_config affine = {.n_q_heads = Q_HEADS, .n_kv_heads = KV_HEADS, .head_dim = DIM, .k = {8, 64}, .v = {4, 64}};
     const fkv_layer_config sealed = {.n_q_heads = Q_HEADS, .n_kv_heads = KV_HEADS, .head_dim = DIM, SEALED_SIDES(4, 4)};
-    check_flat_memory(&affine, TEST_SANITIZED ? 400 : 2000);
-    check_flat_memory(&sealed, 300);
+    check_flat_memory(&affine, TEST_SANITIZED ? 80 : 2000);
+    check_flat_memory(&sealed, TEST_SANITIZED ? 80 : 300);
 }
 END_TEST
 
