@@ -11,6 +11,7 @@
 #include "golden_models.h"
 #include "model_fixture.h"
 #include "relative_l2.h"
+#include "sanitized.h"
 #include "test.h"
 
 #include <flatkv/mlx.h>
@@ -26,6 +27,10 @@ static const char *const GPU_CODEC = "16"; /* lower bit widths would amplify the
 static const char *const NAMES[] = {"lfm2_moe", "qwen35_odd", "nemotron_h_moe", "falcon_h1", "deepseek_v3", "kimi_linear_odd"};
 static const char *const CODECS[] = {"16", "8g32", "16", "4g32", "8g32", "8g32"}; /* codec of each model */
 enum { N_NAMES = sizeof NAMES / sizeof NAMES[0], N = 140, PAGE = 32, MAX_SEQS = 4, SNAPSHOT = 64 };
+
+/* Returns true if a test runs model i. test: the number of the test, from 0. Under sanitizers, each test runs two of the models,
+ * and three tests in a row run all of them. */
+static bool test_runs_model(uint32_t test, uint32_t i) { return !TEST_SANITIZED || (i + test) % 3 == 0; }
 
 static golden_model golden;
 static float expected[N * GOLDEN_VOCAB];
@@ -82,6 +87,7 @@ static void check_logits(const char *name, const char *what, uint32_t from, uint
 START_TEST(logits_do_not_depend_on_chunks) {
     static const uint32_t chunks[] = {7, 65};
     for (uint32_t i = 0; i < N_NAMES; i++) {
+        if (!test_runs_model(0, i)) continue;
         fkv_model *model = open_golden(i);
         for (uint32_t c = 0; c < sizeof chunks / sizeof chunks[0]; c++) {
             fkv_runner *runner = model_runner(model, runner_config(i, chunks[c]));
@@ -96,6 +102,7 @@ END_TEST
 
 START_TEST(logits_do_not_depend_on_the_batch) {
     for (uint32_t i = 0; i < N_NAMES; i++) {
+        if (!test_runs_model(1, i)) continue;
         fkv_model *model = open_golden(i);
         fkv_runner *runner = model_runner(model, runner_config(i, 64));
         fkv_seq seqs[2];
@@ -132,6 +139,7 @@ END_TEST
 START_TEST(logits_survive_forks_truncation_sharing_and_files) {
     char path[512];
     for (uint32_t i = 0; i < N_NAMES; i++) {
+        if (!test_runs_model(2, i)) continue;
         fkv_model *model = open_golden(i);
         fkv_runner *runner = model_runner(model, runner_config(i, 64));
         fkv_cache *cache = fkv_runner_cache(runner);
@@ -175,6 +183,7 @@ END_TEST
 START_TEST(rejected_drafts_do_not_change_logits) {
     enum { FROM = 30, TO = 62, MAX_DRAFT = 4 }; /* the second page begins after the first two tokens */
     for (uint32_t i = 0; i < N_NAMES; i++) {
+        if (!test_runs_model(3, i)) continue;
         fkv_model *model = open_golden(i);
         fkv_runner *runner = model_runner(model, runner_config(i, 64));
         const fkv_seq seq = model_seq(runner, N);
@@ -210,6 +219,7 @@ static fkv_backend_memory memory_now(void) {
 START_TEST(memory_counters_stay_within_the_plan) {
     const uint64_t slack = 512 * 1024; /* allows for array sizes that the backend rounds up */
     for (uint32_t i = 0; i < N_NAMES; i++) {
+        if (!test_runs_model(4, i)) continue;
         fkv_model *model = open_golden(i);
         fkv_runner_config config = runner_config(i, 64);
         fkv_runner_plan plan;

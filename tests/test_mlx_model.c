@@ -7,6 +7,7 @@
 #include "../src/model/mlx/model_ops.h"
 #include "cache_fixture.h"
 #include "model_fixture.h"
+#include "sanitized.h"
 #include "test.h"
 
 #include <flatkv/mlx.h>
@@ -194,7 +195,7 @@ END_TEST
 
 /* ---- comparison with the CPU ---- */
 
-enum { SAME_TOKENS = 150 };
+enum { SAME_TOKENS = TEST_SANITIZED ? 100 : 150 };
 
 static fkv_runner_config needle_config(void) {
     fkv_runner_config config = fkv_runner_config_default();
@@ -304,9 +305,10 @@ static uint32_t best(const float *logits, uint32_t n) {
     return at;
 }
 
-/* The expected text is the greedy output of llama2.c with the weights of this model, for 256 steps from the BOS token. */
+/* The expected text is the greedy output of llama2.c with the weights of this model, for 256 steps from the BOS token. Under
+ * sanitizers, only its beginning is generated. */
 START_TEST(stories_match_the_output_of_llama2c) {
-    enum { STEPS = 256 };
+    enum { ALL_STEPS = 256, STEPS = TEST_SANITIZED ? 64 : ALL_STEPS };
     char expected[2048] = "";
     char got[2048] = "";
     size_t n_got = 0;
@@ -332,14 +334,17 @@ START_TEST(stories_match_the_output_of_llama2c) {
         memcpy(got + n_got, text, n);
         n_got += n;
     }
-    ck_assert_str_eq(got[0] == ' ' ? got + 1 : got, expected); /* skips the leading space of the first token */
+    const char *text = got[0] == ' ' ? got + 1 : got; /* skips the leading space of the first token */
+    ck_assert_uint_ge(n_got, STEPS);                  /* most tokens have several letters */
+    if (STEPS < ALL_STEPS) expected[strlen(text)] = 0;
+    ck_assert_str_eq(text, expected);
     fkv_runner_close(runner);
     fkv_model_close(model);
 }
 END_TEST
 
 START_TEST(planted_fact_is_found) {
-    enum { TOKENS = 1200, ANSWER = 7 };
+    enum { TOKENS = TEST_SANITIZED ? 600 : 1200, ANSWER = 7 };
     static uint32_t tokens[TOKENS];
     const char fact[] = " The secret code of Tavorin is 4081936. ";
     const char ask[] = "\nQuestion: What is the secret code of Tavorin?\nAnswer: The secret code of Tavorin is ";
@@ -380,7 +385,7 @@ static fkv_backend_memory memory_now(void) {
 }
 
 START_TEST(memory_counters_stay_within_the_plan) {
-    enum { TOKENS = 400, CHUNK = 64 };
+    enum { TOKENS = TEST_SANITIZED ? 200 : 400, CHUNK = 64 };
     const uint64_t slack =
         512 * 1024; /* allows for array sizes that the backend rounds up, and for at most 64 KiB of kernel counters per layer */
     static uint32_t tokens[TOKENS];
