@@ -192,6 +192,8 @@ static void find_subjects(void) {
     ck_assert_int_eq(atexit(free_subjects), 0);
     for (size_t i = 0; i < N_OF(ISAS); i++) {
         for (size_t k = 0; k < N_OF(SHAPES); k++) {
+            if (TEST_SANITIZED && (i + k) % 3 != 0)
+                continue; /* every shape and every instruction set still has several subjects */
             subject *s = &subjects[n_subjects];
             *s = (subject){.shape = &SHAPES[k], .isa = ISAS[i].isa};
             (void)snprintf(s->name, sizeof s->name, "%s, %s", SHAPES[k].name, ISAS[i].name);
@@ -218,12 +220,13 @@ static void find_subjects(void) {
     ck_assert_uint_gt(n_subjects, 0);
 }
 
+/* Under sanitizers, each test looks at a sixth of the subjects. */
 static void each_subject(void (*look_at)(const subject *s)) {
     static size_t n_calls;
     n_calls++;
     if (n_subjects == 0) find_subjects();
     for (size_t i = 0; i < n_subjects; i++)
-        if (test_runs_case(n_calls * n_subjects + i)) look_at(&subjects[i]);
+        if (!TEST_SANITIZED || (i + n_calls) % 6 == 0) look_at(&subjects[i]);
 }
 
 static bool has_windows(const subject *s) { return s->shape->layers[0].window != 0 || s->shape->layers[1].window != 0; }
@@ -630,7 +633,7 @@ static void run_random_operations(const subject *s) {
     enum { SEED = 20240901 };
     if (s == &subjects[0]) printf("random operations from seed %d\n", SEED);
     run_random_seed(s, SEED);
-    run_random_seed(s, SEED + 1);
+    if (!TEST_SANITIZED) run_random_seed(s, SEED + 1);
 }
 
 START_TEST(outputs_of_random_operations_are_bit_identical) { each_subject(run_random_operations); }
@@ -642,7 +645,8 @@ START_TEST(growing_splits_of_a_long_history_are_bit_identical) {
     enum { LONG = 8240, TAIL = 8150, CHUNK = 500 }; /* a tile of ten queries crosses token 8192, where the split length doubles */
     fkv_config config = fkv_config_default();
     config.n_layers = 1;
-    config.layer = (fkv_layer_config){.n_q_heads = 3, .n_kv_heads = 1, .head_dim = 32, .k = {8, 32}, .v = {4, 32}};
+    config.layer =
+        (fkv_layer_config){.n_q_heads = TEST_SANITIZED ? 1 : 3, .n_kv_heads = 1, .head_dim = 32, .k = {8, 32}, .v = {4, 32}};
     config.max_tokens = LONG;
     config.n_threads = 1;
     cache_fixture w;

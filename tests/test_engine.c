@@ -327,14 +327,15 @@ static void random_request(fixture *w, client_view *s, uint64_t *random) {
 }
 
 static void random_stress(uint64_t seed) {
+    enum { N_REQUESTS = TEST_SANITIZED ? 150 : N_CLIENTS };
     static fixture w;
     fkv_engine_config config = quick_config();
     uint64_t random = seed;
     uint32_t n = 0;
     open_fixture(&w, &config);
     printf("seed %llu\n", (unsigned long long)seed);
-    while (n < N_CLIENTS) {
-        for (uint32_t k = random_below(&random, 4); k > 0 && n < N_CLIENTS; k--) random_request(&w, &all[n++], &random);
+    while (n < N_REQUESTS) {
+        for (uint32_t k = random_below(&random, 4); k > 0 && n < N_REQUESTS; k--) random_request(&w, &all[n++], &random);
         client_view *victim = n > 0 ? &all[random_below(&random, n)] : NULL;
         bool cancels = victim != NULL && victim->job != NULL && random_below(&random, 4) == 0;
         if (cancels && victim != NULL) {
@@ -370,7 +371,7 @@ static void random_stress(uint64_t seed) {
 }
 
 START_TEST(random_requests_cancels_and_tenants_keep_all_invariants) {
-    const uint64_t distance = TEST_SANITIZED ? 4 : 1;
+    const uint64_t distance = TEST_SANITIZED ? 8 : 1;
     for (uint64_t seed = 1; seed <= 12; seed += distance) random_stress(seed);
     drafts = true;
     for (uint64_t seed = 13; seed <= 20; seed += distance) random_stress(seed);

@@ -12,7 +12,7 @@
 #include <string.h>
 #include <time.h>
 
-enum { N_BATCH = TEST_SANITIZED ? 6 : 16 };
+enum { N_BATCH = TEST_SANITIZED ? 4 : 16 };
 
 START_TEST(batched_shared_and_forked_texts_are_bit_identical) {
     static engine_events alone[N_BATCH];
@@ -145,7 +145,7 @@ END_TEST
 /* ---- drafts ---- */
 
 START_TEST(drafts_do_not_change_the_text) {
-    enum { N = 6, DRAFT = 4 };
+    enum { N = TEST_SANITIZED ? 3 : 6, DRAFT = 4 };
     static engine_events plain[N];
     static engine_events drafted[N];
     uint32_t prompts[N][ENGINE_PROMPT];
@@ -183,7 +183,7 @@ END_TEST
 
 /* ---- many threads ---- */
 
-enum { N_THREADS = 4, N_EACH = 12 };
+enum { N_THREADS = 4, N_EACH = TEST_SANITIZED ? 4 : 12 };
 
 static fkv_engine *shared;
 static _Atomic uint32_t n_cancelled;

@@ -258,18 +258,20 @@ END_TEST
 /* Fills a cache completely with one sequence, by prefill and decode. Memory use after the last token must equal memory use after
  * the first token. */
 START_TEST(memory_is_flat_from_the_first_token_to_the_last) {
+    enum { N_ALL = TEST_SANITIZED ? 640 : MAX_TOKENS, N_DECODED = TEST_SANITIZED ? 100 : 300 };
     fkv_config config = small_config();
     config.max_seqs = 1;
+    config.max_tokens = N_ALL;
     cache_fixture w;
-    uint32_t tokens[MAX_TOKENS];
-    cache_tokens(5, tokens, MAX_TOKENS);
+    uint32_t tokens[N_ALL];
+    cache_tokens(5, tokens, N_ALL);
     ck_ok(cache_fixture_open(&w, &config));
-    fkv_seq seq = cache_fixture_seq(&w, MAX_TOKENS);
+    fkv_seq seq = cache_fixture_seq(&w, N_ALL);
     cache_fixture_run(&w, seq, tokens, 0, STEP_TOKENS + 1, STEP_TOKENS, NULL);
     (void)count();
     counters first = count();
-    cache_fixture_run(&w, seq, tokens, STEP_TOKENS + 1, MAX_TOKENS - 300, STEP_TOKENS, NULL);
-    cache_fixture_run(&w, seq, tokens, MAX_TOKENS - 300, MAX_TOKENS, 1, NULL);
+    cache_fixture_run(&w, seq, tokens, STEP_TOKENS + 1, N_ALL - N_DECODED, STEP_TOKENS, NULL);
+    cache_fixture_run(&w, seq, tokens, N_ALL - N_DECODED, N_ALL, 1, NULL);
     counters last = count();
     check_flat(first, last, "a full cache");
     cache_fixture_close(&w);

@@ -210,7 +210,8 @@ START_TEST(members_of_a_class_compute_identical_and_pinned_pages) {
     for (size_t i = 0; i < N_OF(MODELS); i++) {
         test_model m;
         open_model(&m, MODELS[i]);
-        for (size_t c = 0; c < N_OF(CODECS); c++) check_classes(&m, CODECS[c]);
+        for (size_t c = 0; c < N_OF(CODECS); c++)
+            if (!TEST_SANITIZED || (c + i) % 2 == 0) check_classes(&m, CODECS[c]);
         close_model(&m);
     }
 }

@@ -278,12 +278,14 @@ static void check_same_bits(const fkv_model *model, fkv_runner_config config) {
         fkv_runner *runner = model_runner(model, config);
         if (n_threads == 1)
             model_run(runner, model_seq(runner, SAME_TOKENS), tokens, SAME_TOKENS, SAME_TOKENS, NEEDLE_VOCAB, whole);
-        model_run(runner, model_seq(runner, SAME_TOKENS), tokens, SAME_TOKENS, 1, NEEDLE_VOCAB, other);
-        check_same(other, whole, "one by one");
-        model_run(runner, model_seq(runner, SAME_TOKENS), tokens, SAME_TOKENS, 17, NEEDLE_VOCAB, other);
-        check_same(other, whole, "in chunks of 17");
-        run_among_others(runner, tokens, other);
-        check_same(other, whole, "in a batch");
+        if (n_threads > 1 || !TEST_SANITIZED) {
+            model_run(runner, model_seq(runner, SAME_TOKENS), tokens, SAME_TOKENS, 1, NEEDLE_VOCAB, other);
+            check_same(other, whole, "one by one");
+            model_run(runner, model_seq(runner, SAME_TOKENS), tokens, SAME_TOKENS, 17, NEEDLE_VOCAB, other);
+            check_same(other, whole, "in chunks of 17");
+            run_among_others(runner, tokens, other);
+            check_same(other, whole, "in a batch");
+        }
         fkv_runner_close(runner);
     }
 }
@@ -373,9 +375,10 @@ END_TEST
 
 /* ---- generated texts ---- */
 
-/* The expected text is the greedy output of llama2.c with the weights of this model, for 256 steps from the BOS token. */
+/* The expected text is the greedy output of llama2.c with the weights of this model, for 256 steps from the BOS token. Under
+ * sanitizers, only its beginning is generated. */
 START_TEST(stories_match_the_output_of_llama2c) {
-    enum { STEPS = 256 };
+    enum { ALL_STEPS = 256, STEPS = TEST_SANITIZED ? 64 : ALL_STEPS };
     char expected[2048] = "";
     char got[2048] = "";
     size_t n_got = 0;
@@ -407,6 +410,8 @@ START_TEST(stories_match_the_output_of_llama2c) {
         n_got += n;
     }
     const char *story = got[0] == ' ' ? got + 1 : got; /* skips the space with which the first token begins */
+    ck_assert_uint_ge(n_got, STEPS);                   /* most tokens have several letters */
+    if (STEPS < ALL_STEPS) expected[strlen(story)] = 0;
     ck_assert_str_eq(story, expected);
     fkv_sampler_close(sampler);
     fkv_runner_close(runner);
@@ -415,7 +420,7 @@ START_TEST(stories_match_the_output_of_llama2c) {
 END_TEST
 
 START_TEST(planted_fact_is_found) {
-    enum { TOKENS = 4096, ANSWER = 7 };
+    enum { TOKENS = TEST_SANITIZED ? 1024 : 4096, ANSWER = 7 };
     static uint8_t text[1 << 16];
     static uint32_t tokens[TOKENS];
     const char fact[] = " The secret code of Tavorin is 4081936. ";
@@ -455,7 +460,7 @@ END_TEST
 /* ---- memory ---- */
 
 START_TEST(runner_uses_exactly_the_planned_memory) {
-    enum { TOKENS = 2000 };
+    enum { TOKENS = TEST_SANITIZED ? 600 : 2000 };
     static uint32_t tokens[TOKENS];
     model_book_tokens(0, tokens, TOKENS);
     fkv_model *model = load("models/needle");
