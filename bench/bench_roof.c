@@ -11,7 +11,7 @@
 
 enum { CHUNK_BYTES = 1 << 20 }; /* number of bytes that a work item reads */
 
-/* Returns the size of the streamed buffer: 256 MiB if `quick`, otherwise four times the size of the last-level cache (512 MiB if
+/* Returns the size of the streamed buffer: 8 MiB if `quick`, otherwise four times the size of the last-level cache (512 MiB if
  * the system does not report it), but at least 256 MiB and at most 1 GiB. */
 static uint64_t stream_size(bool quick) {
     uint64_t bytes = UINT64_C(512) << 20;
@@ -19,8 +19,9 @@ static uint64_t stream_size(bool quick) {
     long cache = sysconf(_SC_LEVEL3_CACHE_SIZE);
     if (cache > 0) bytes = 4 * (uint64_t)cache;
 #endif
-    if (bytes < UINT64_C(256) << 20 || quick) bytes = UINT64_C(256) << 20;
+    if (bytes < UINT64_C(256) << 20) bytes = UINT64_C(256) << 20;
     if (bytes > UINT64_C(1) << 30) bytes = UINT64_C(1) << 30;
+    if (quick) bytes = UINT64_C(8) << 20;
     return fkv_align_up(bytes, CHUNK_BYTES);
 }
 
