@@ -326,11 +326,13 @@ def accepts_invalid_utf8():
 def answers_from_the_prompt():
     fact = " The pass key of Ostirawex is 2718281. "
     question = "\nQuestion: What is the pass key of Ostirawex?\nAnswer: The pass key of Ostirawex is "
-    result = answer("run", "-p", book(5000, 700) + fact + book(9000, 700) + question, "-n", "7")
+    n = 250 if SANITIZED else 700
+    prompt = book(5000, n) + fact + book(9000, n) + question
+    result = answer("run", "-p", prompt, "-n", "7")
     expect(result["text"] == "2718281" and result["stop"] == "length", result)
     for key in ("prompt_tokens", "new_tokens", "prefill_tps", "decode_tps", "kv_bytes", "peak_bytes"):
         expect(result[key] > 0, key, result)
-    code, out, _ = flatkv("run", "-p", book(5000, 700) + fact + book(9000, 700) + question, "-n", "7")
+    code, out, _ = flatkv("run", "-p", prompt, "-n", "7")
     expect(code == GOOD and out == b"2718281\n", "streamed", out)
 
 
@@ -656,19 +658,19 @@ def rejects_a_mismatched_prefix():
 
 
 def a_sliding_window_continues_past_its_size():
-    bounded = ["--max-kv", "512", "--sinks", "4", "--ignore-end"]
-    length = 1200 if SANITIZED else 2600
+    window, length, shorter, before_fact, after_fact = (256, 500, 300, 800, 50) if SANITIZED else (512, 2600, 700, 2500, 200)
+    bounded = ["--max-kv", str(window), "--chunk", str(window // 2), "--sinks", "4", "--ignore-end"]
     result = answer("run", "-p", book(20000, 400), "-n", str(length), *bounded)
-    short = answer("run", "-p", book(20000, 400), "-n", "700", *bounded)
+    short = answer("run", "-p", book(20000, 400), "-n", str(shorter), *bounded)
     expect(result["new_tokens"] == length and result["stop"] == "length", result)
     expect(result["kv_bytes"] == short["kv_bytes"], "the pages grew:", result["kv_bytes"], short["kv_bytes"])
     expect(result["text"].startswith(short["text"]), "a larger limit on new tokens changed the text")
     end = result["text"][-800:]
     expect(sum(c.isalpha() or c in " \n.,;:'\"!?-" for c in end) > 0.95 * len(end) and max(map(len, end.split())) < 24, "not a text:", end)
-    # After 2000 more tokens than the window holds, the model still recalls a fact inside the window.
+    # After many more tokens than the window holds, the model still recalls a fact inside the window.
     fact = " The pass key of Ostirawex is 2718281. "
     question = "\nQuestion: What is the pass key of Ostirawex?\nAnswer: The pass key of Ostirawex is "
-    result = answer("run", "-p", book(20000, 2500) + fact + book(40000, 200) + question, "-n", "7", *bounded)
+    result = answer("run", "-p", book(20000, before_fact) + fact + book(40000, after_fact) + question, "-n", "7", *bounded)
     expect(result["text"] == "2718281", result)
 
 
