@@ -72,9 +72,9 @@ static const attn_case kernel_cases[] = {
     {{5, 1, 512}, 20, 16, 0, 0, 30, FKV_ROTATE_V, FKV_F16, FKV_F32, true, 1, {{140, 2}}, .opens = true},
     {{12, 2, 96}, 18, 16, 100, 20, 0, FKV_ROTATE_V, FKV_BF16, FKV_F32, false, 2, {{300, 1}, {126, 8}}, .opens = true},
     {{7, 1, 64}, 21, 32, 0, 0, 0, FKV_ROTATE_V, FKV_F16, FKV_F32, true, 1, {{300, 2}}, .opens = true},
-    /* latent layers: several splits, windows, all bit widths and group sizes, several RoPE steps per warp, and more query heads
-     * than a block has rows */
-    {{16, 1, 512, 64}, 1, 64, 0, 0, 0, FKV_ROTATE_NONE, FKV_F16, FKV_F32, true, 3, {{700, 1}, {61, 11}, {0, 1}}},
+    /* latent layers: more splits than ranges of splits in attend_merge.h, windows, all bit widths and group sizes, several RoPE
+     * steps per warp, and more query heads than a block has rows */
+    {{16, 1, 512, 64}, 1, 64, 0, 0, 0, FKV_ROTATE_NONE, FKV_F16, FKV_F32, true, 3, {{1200, 1}, {61, 11}, {0, 1}}},
     {{5, 1, 256, 32}, 3, 32, 40, 4, 30, FKV_ROTATE_K, FKV_BF16, FKV_F32, true, 2, {{100, 1}, {60, 4}}, .sinks = 2},
     {{20, 1, 64, 32}, 7, 16, 0, 0, 0, FKV_ROTATE_NONE, FKV_F16, FKV_BF16, false, 2, {{300, 1}, {30, 4}}},
     {{16, 1, 192, 48}, 0, 64, 0, 0, 0, FKV_ROTATE_K, FKV_BF16, FKV_F32, true, 2, {{130, 1}, {62, 3}}},
@@ -96,7 +96,7 @@ enum { N_KERNEL_SOFTCAPS = sizeof kernel_softcaps / sizeof kernel_softcaps[0], M
 
 /* Kernels that are tested in addition to the CUDA kernels in fkv_kernel: the Metal variants, prefill with plain loops, and
  * prefill with pairs of blocks in which one block never runs. */
-enum { KERNEL_SIMDGROUP_DECODE = 8, KERNEL_SIMDGROUP_PREFILL, KERNEL_PLAIN_PREFILL, KERNEL_LONE_PREFILL, N_KERNEL_ENTRIES };
+enum { KERNEL_SIMDGROUP_DECODE = 9, KERNEL_SIMDGROUP_PREFILL, KERNEL_PLAIN_PREFILL, KERNEL_LONE_PREFILL, N_KERNEL_ENTRIES };
 
 /* Index of the first case with a sealed layer. The prefill of sealed layers uses warpgroups. */
 enum { FIRST_SEALED_CASE = 35 };
@@ -109,9 +109,10 @@ enum { LONE_PREFILL_CASE = 42 };
  * the shapes for which Metal uses it. The plain loops read keys in the same way as Metal prefill and decode_plain.h, so they are
  * compiled for only a few cases. */
 static inline bool kernel_case_has(uint32_t i, int kernel) {
-    enum { WRITE, COPY_PAGES, PUT_NUMBERS, DECODE, MERGE, SEAL = KERNEL_SIMDGROUP_DECODE - 1 }; /* values of fkv_kernel */
+    /* values of fkv_kernel */
+    enum { WRITE, COPY_PAGES, PUT_NUMBERS, DECODE, MERGE, DECODE_MERGE, SEAL = KERNEL_SIMDGROUP_DECODE - 1 };
     const attn_shape *shape = &kernel_cases[i].shape;
-    if (shape->rope_dim != 0) return kernel <= MERGE; /* latent layers have no prefill kernel and no Metal kernels */
+    if (shape->rope_dim != 0) return kernel <= DECODE_MERGE; /* latent layers have no prefill kernel and no Metal kernels */
     if (kernel == SEAL) return kernel_cases[i].opens;
     if (kernel == KERNEL_LONE_PREFILL) return i == LONE_PREFILL_CASE;
     if (kernel == KERNEL_SIMDGROUP_DECODE)
@@ -125,7 +126,7 @@ static inline bool kernel_case_has(uint32_t i, int kernel) {
 }
 
 /* Entry point of one compiled case. Inputs and outputs are in the order of fkv_kernel_inputs(), without the input `after`; grid
- * is in blocks. */
+ * is in blocks. The partial results of FKV_KERNEL_DECODE_MERGE are passed as an additional input. */
 typedef void kernel_entry(int kernel, const uint32_t grid[3], uint32_t n_threads, const void *const *in, void *out);
 
 /* Overwrites the rows of one token with NaN in every KV head of a page, either in V only or in both K and V. */

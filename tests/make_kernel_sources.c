@@ -12,8 +12,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-static const char *const kernel_names[FKV_N_KERNELS] = {"write", "copy_pages", "put_numbers",  "decode",
-                                                        "merge", "prefill",    "copy_decoded", "seal"};
+static const char *const kernel_names[FKV_N_KERNELS] = {"write",        "copy_pages", "put_numbers",  "decode", "merge",
+                                                        "decode_merge", "prefill",    "copy_decoded", "seal"};
 
 static FILE *open_text(const char *folder, uint32_t i, const char *ending) {
     char path[512];
@@ -116,7 +116,7 @@ static void put_variants(FILE *file, uint32_t i, const fkv_attn_layer *layer) {
 }
 
 static const char *host_type_of(const char *name) {
-    static const char *const words[] = {"table", "pairs", "where", "done"};
+    static const char *const words[] = {"table", "pairs", "where", "done", "counters"};
     for (size_t i = 0; i < sizeof words / sizeof words[0]; i++)
         if (strcmp(name, words[i]) == 0) return "fkv_u32";
     if (strcmp(name, "parts") == 0 || strcmp(name, "sink_logits") == 0) return "float";
@@ -145,13 +145,19 @@ static void put_entry(FILE *file, int number, bool sealed) {
     if (metal[number] != NULL) fputs(metal[number], file);
     if (number == KERNEL_SIMDGROUP_DECODE && sealed)
         fputs("namespace opened = simdgroup::opened;\nauto fkv_split_at = ::fkv_split_at<FKV_ITEM_ROWS>;\n", file);
-    for (int k = 0; inputs[k] != NULL && !is_ordering_input(inputs[k]); k++) {
+    int n_inputs = 0;
+    for (int k = 0; inputs[k] != NULL && !is_ordering_input(inputs[k]); k++, n_inputs++) {
         const char *type = host_type_of(inputs[k]);
         fprintf(file, "const %s *%s = (const %s *)in[%d];\n", type, inputs[k], type, k);
     }
+    if (kernel == FKV_KERNEL_DECODE_MERGE) fprintf(file, "float *parts = (float *)in[%d];\n", n_inputs);
     const char *output = fkv_kernel_outputs(kernel)[0];
     const char *type = host_type_of(output);
     fprintf(file, "%s *%s = (%s *)result;\n%s});\n", type, output, type, fkv_kernel_source(FKV_KERNEL_HOST, kernel, sealed));
+}
+
+static bool is_decode(int kernel) {
+    return kernel == FKV_KERNEL_DECODE || kernel == FKV_KERNEL_MERGE || kernel == FKV_KERNEL_DECODE_MERGE;
 }
 
 /* Writes all kernels of a case into one source file, after the prelude. alone: if true, writes only the decode and merge kernels,
@@ -160,6 +166,7 @@ static void write_host(const char *folder, uint32_t i, const fkv_attn_layer *lay
     FILE *file = open_text(folder, i, alone ? "_alone.cpp" : ".cpp");
     put_header(file, FKV_KERNEL_HOST, FKV_KERNEL_DECODE, layer, rows);
     fputs(fkv_kernel_file_attend_merge, file);
+    fputs(fkv_kernel_file_decode_merge, file);
     if (!alone) {
         fputs(fkv_kernel_file_write_rows, file);
         if (!layer->sealed) fputs(fkv_kernel_file_write, file);
@@ -170,8 +177,7 @@ static void write_host(const char *folder, uint32_t i, const fkv_attn_layer *lay
             "void *result) {\n",
             i, alone ? "_alone" : "");
     for (int number = 0; number < N_KERNEL_ENTRIES; number++)
-        if (alone ? number == FKV_KERNEL_DECODE || number == FKV_KERNEL_MERGE : kernel_case_has(i, number))
-            put_entry(file, number, layer->sealed);
+        if (alone ? is_decode(number) : kernel_case_has(i, number)) put_entry(file, number, layer->sealed);
     fputs("}\n", file);
     fclose(file);
 }
@@ -190,12 +196,13 @@ static void write_device(const char *folder, uint32_t i, fkv_kernel_device devic
     bool metal = device == FKV_KERNEL_METAL;
     for (int kernel = 0; kernel < FKV_N_KERNELS; kernel++) {
         if (!kernel_case_has(i, kernel) || !fkv_kernels_support(device, layer)) continue;
+        if (metal && kernel == FKV_KERNEL_DECODE_MERGE) continue;
         char ending[32];
         snprintf(ending, sizeof ending, "_%s%s", kernel_names[kernel], metal ? ".metal" : ".cu");
         FILE *file = open_text(folder, i, ending);
         fputs(metal ? "#include <metal_stdlib>\n" : "#include <cuda_bf16.h>\n#include <cuda_fp16.h>\n#include <stdint.h>\n",
               file);
-        put_header(file, device, (fkv_kernel)kernel, layer, kernel == FKV_KERNEL_DECODE ? rows : 0);
+        put_header(file, device, (fkv_kernel)kernel, layer, is_decode(kernel) && kernel != FKV_KERNEL_MERGE ? rows : 0);
         if (metal) /* clang rejects automatic variables in an address space but allows static ones */
             fputs("#undef FKV_SHARED_ARRAY\n#define FKV_SHARED_ARRAY(type, name, n) static threadgroup type name[n]\n", file);
         fprintf(file, "%s void custom_kernel(\n", metal ? "kernel" : "__global__");

@@ -201,6 +201,36 @@ static void decode(kernel_entry *entry, variant v, uint32_t queries, const attn_
     free(table);
 }
 
+/* Checks that the kernel that merges its splits itself gives bit-identical outputs and resets its counters. expected: the outputs
+ * of separate kernels for decode and merge. */
+static void check_merge(uint32_t i, kernel_entry *entry, uint32_t queries, const attn_fixture *w, const fkv_attn_row *rows,
+                        uint32_t n_rows, const void *q, const void *expected) {
+    const fkv_attn_layer *layer = &w->layer;
+    uint32_t *table = table_of(layer, 64, rows, n_rows);
+    size_t bytes = (size_t)table[FKV_STEP_N_TOKENS] * layer->n_q_heads * layer->head_dim * fkv_type_bytes(w->c.row_type);
+    uint32_t block_rows = fkv_decode_rows(FKV_KERNEL_HOST, layer, queries);
+    uint32_t chunks = fkv_ceil_div(layer->n_q_heads / layer->n_kv_heads * table[FKV_STEP_ITEM_QUERIES], block_rows);
+    uint32_t n_blocks = table[FKV_STEP_N_SPLITS] * chunks * layer->n_kv_heads;
+    uint8_t *out = allocate(bytes);
+    float *parts = allocate(fkv_step_parts_floats(layer, table) * sizeof *parts);
+    uint32_t *counters = calloc(n_blocks, sizeof *counters);
+    if (counters == NULL) abort();
+    memset(out, 0xff, bytes);
+    memset(parts, 0xff, fkv_step_parts_floats(layer, table) * sizeof *parts);
+    launch(entry, layer, FKV_KERNEL_DECODE_MERGE, table[FKV_STEP_N_SPLITS] * chunks, layer->n_kv_heads, 1,
+           layer->sealed ? (const void *const[]){q, layer->pages, layer->open_pages, table, layer->sink_logits, counters, parts}
+                         : (const void *const[]){q, layer->pages, table, layer->sink_logits, counters, parts},
+           out);
+    report(memcmp(out, expected, bytes) == 0, i, "decode with merge", "outputs differ from those of the merge kernel", 0);
+    uint32_t n_left = 0;
+    for (uint32_t k = 0; k < n_blocks; k++) n_left += counters[k] != 0;
+    report(n_left == 0, i, "decode with merge", "counters were not reset", n_left);
+    free(counters);
+    free(parts);
+    free(out);
+    free(table);
+}
+
 /* Checks that the kernel stores the same bytes as the codec. */
 static void check_write(uint32_t i, const attn_fixture *w, fkv_workers *workers) {
     kernel_entry *entry = entries[i];
@@ -327,8 +357,11 @@ static void check_alone(const answer *a, variant v) {
             fkv_attn_row one = w->rows[r];
             one.start += t;
             one.n_tokens = 1;
-            decode(own_entry ? entries_alone[a->i] : entries[a->i], v, own_entry ? 1 : kernel_case_queries(&w->c), w, &one, 1,
-                   (const uint8_t *)w->q + q_at, a->also + at);
+            kernel_entry *entry = own_entry ? entries_alone[a->i] : entries[a->i];
+            const uint32_t queries = own_entry ? 1 : kernel_case_queries(&w->c);
+            const uint8_t *q = (const uint8_t *)w->q + q_at;
+            decode(entry, v, queries, w, &one, 1, q, a->also + at);
+            if (own_entry) check_merge(a->i, entry, queries, w, &one, 1, q, a->also + at);
         }
     }
     report(memcmp(a->also, a->got, at) == 0, a->i, v.name, "outputs are not bit-identical for single tokens", 0);
@@ -342,6 +375,8 @@ static void check_decode_variants(uint32_t i, const attn_fixture *w, bool alone)
         memset(a.got, 0xff, a.n * fkv_type_bytes(w->c.row_type));
         decode(entries[i], decode_variants[k], kernel_case_queries(&w->c), w, w->rows, w->c.n_rows, w->q, a.got);
         check_reference(&a, decode_variants[k].name);
+        if (alone && decode_variants[k].kernel == FKV_KERNEL_DECODE)
+            check_merge(i, entries[i], kernel_case_queries(&w->c), w, w->rows, w->c.n_rows, w->q, a.got);
         if (alone && w->n_new > 1) check_alone(&a, decode_variants[k]);
     }
     answer_close(&a);

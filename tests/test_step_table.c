@@ -65,6 +65,51 @@ START_TEST(consecutive_decode_steps_differ_by_few_runs) {
 }
 END_TEST
 
+/* Returns the result of fkv_step_merges_in_decode() for a step that decodes one token after `start` tokens in each of n
+ * sequences. */
+static bool merges(fkv_kernel_device device, uint32_t start, uint32_t n) {
+    static uint32_t pages[1 << 12];
+    static uint32_t words[1 << 16];
+    static fkv_attn_row rows[256];
+    fkv_attn_layer layer = {.n_q_heads = 32, .n_kv_heads = 8, .head_dim = 128, .sealed = true};
+    layer.block.page_tokens = PAGE;
+    layer.block.codec[FKV_SIDE_K] = (fkv_codec){.kind = FKV_CODEC_SEALED, .bits = 4};
+    layer.block.codec[FKV_SIDE_V] = (fkv_codec){.kind = FKV_CODEC_SEALED_V, .bits = 4};
+    for (uint32_t r = 0; r < n; r++)
+        rows[r] = (fkv_attn_row){.start = start,
+                                 .n_tokens = 1,
+                                 .view = {.pages = pages, .n_fixed = sizeof pages / sizeof pages[0]},
+                                 .open = {.pages = pages, .n_fixed = sizeof pages / sizeof pages[0]}};
+    const fkv_step_plan plan = fkv_step_plan_of(&layer, 32);
+    ck_assert_uint_le(fkv_step_table_words(&plan, rows, n), sizeof words / sizeof words[0]);
+    fkv_step_table_fill(&plan, rows, n, words);
+    return fkv_step_merges_in_decode(device, &layer, words);
+}
+
+START_TEST(decode_merges_few_splits) {
+    ck_assert(merges(FKV_KERNEL_CUDA, 0, 1));
+    ck_assert(merges(FKV_KERNEL_CUDA, 1023, 1));
+    ck_assert(merges(FKV_KERNEL_CUDA, 1023, 64));
+    ck_assert(!merges(FKV_KERNEL_CUDA, 1023, 256)); /* more blocks than counters */
+    ck_assert(!merges(FKV_KERNEL_CUDA, 131071, 1));
+    ck_assert(!merges(FKV_KERNEL_METAL, 1023, 1));
+}
+END_TEST
+
+START_TEST(splits_refer_to_their_item) {
+    static uint32_t words[MAX_WORDS];
+    (void)decode_table(1000, true, words);
+    const uint32_t *item = words + words[FKV_STEP_ITEMS];
+    ck_assert_uint_gt(item[FKV_ITEM_N_SPLITS], 1);
+    ck_assert_uint_eq(words[FKV_STEP_MOST_SPLITS], item[FKV_ITEM_N_SPLITS]);
+    for (uint32_t s = 0; s < words[FKV_STEP_N_SPLITS]; s++) {
+        const uint32_t *split = words + words[FKV_STEP_SPLITS] + s * FKV_SPLIT_WORDS;
+        ck_assert_uint_eq(split[FKV_SPLIT_FIRST_SPLIT], item[FKV_ITEM_FIRST_SPLIT]);
+        ck_assert_uint_eq(split[FKV_SPLIT_N_SPLITS], item[FKV_ITEM_N_SPLITS]);
+    }
+}
+END_TEST
+
 START_TEST(every_change_is_found) {
     static uint32_t from[300];
     static uint32_t to[300];
@@ -88,4 +133,5 @@ START_TEST(every_change_is_found) {
 }
 END_TEST
 
-TEST_MAIN("step_table", consecutive_decode_steps_differ_by_few_runs, every_change_is_found)
+TEST_MAIN("step_table", consecutive_decode_steps_differ_by_few_runs, decode_merges_few_splits, splits_refer_to_their_item,
+          every_change_is_found)

@@ -121,8 +121,9 @@ static uint64_t latent_copy_bytes(const fkv_shape *shape) {
 }
 
 /* Returns the number of bytes that MLX needs in addition to the pools. On a GPU, MLX rounds the size of an array up to whole
- * memory pages, and the plain method copies latent pools. The fused method on CUDA also allocates a ring buffer, in which the
- * thread blocks of a prefill share unpacked pages. All layers share one ring buffer, which is large enough for each of them. */
+ * memory pages, and the plain method copies latent pools. The fused method on CUDA also allocates counters for each layer, and a
+ * ring buffer, in which the thread blocks of a prefill share unpacked pages. All layers share one ring buffer, which is large
+ * enough for each of them. */
 static uint64_t mlx_extra_bytes(const fkv_shape *shape, const void *options) {
     enum { MLX_PAGE_BYTES = 16384 };
     const fkv_mlx_config usual = fkv_mlx_config_default();
@@ -142,7 +143,7 @@ static uint64_t mlx_extra_bytes(const fkv_shape *shape, const void *options) {
         const uint64_t bytes = fkv_prefill_ring_bytes(FKV_KERNEL_CUDA, &attn);
         most = bytes > most ? bytes : most;
     }
-    return rounding + most + MLX_PAGE_BYTES;
+    return rounding + most + MLX_PAGE_BYTES + (uint64_t)shape->n_layers * FKV_MERGE_COUNTERS * sizeof(uint32_t);
 }
 
 /* Returns the available memory, which on a GPU is MLX's memory limit minus the memory that MLX uses. */
@@ -267,6 +268,7 @@ static void mlx_close(void *state) {
         fkv_mlx_table_close(&mlx->layers[l]);
         release_array(&mlx->layers[l].dependency);
         release_array(&mlx->layers[l].pool_start);
+        release_array(&mlx->layers[l].counters);
         release_array(&mlx->layers[l].pool);
         release_array(&mlx->layers[l].sink_logits);
         close_channels(&mlx->layers[l].channels);

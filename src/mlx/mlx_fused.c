@@ -64,7 +64,9 @@ static fkv_mlx_kernel *kernel_for(fkv_mlx_state *mlx, const fkv_mlx_layer *layer
                                   uint32_t decode_rows) {
     fkv_mlx_kernels *kernels = &mlx->layers[layer->kind].kernels;
     fkv_mlx_kernel *kernel = &kernels->of[rows][which];
-    if (which == FKV_KERNEL_DECODE) kernel = &kernels->decode[rows][decode_rows > 8 ? 2 : decode_rows > 4 ? 1 : 0];
+    const int size = decode_rows > 8 ? 2 : decode_rows > 4 ? 1 : 0;
+    if (which == FKV_KERNEL_DECODE) kernel = &kernels->decode[rows][size];
+    if (which == FKV_KERNEL_DECODE_MERGE) kernel = &kernels->decode_merge[rows][size];
     if (mlx->graph.failed || kernel->is_open) return kernel;
     fkv_attn_layer shape = *layer->attn;
     shape.row_type = rows;
@@ -133,6 +135,11 @@ void fkv_mlx_fused_open(fkv_mlx_state *mlx, uint32_t l) {
     fkv_mlx_graph *g = &mlx->graph;
     fkv_mlx_keep(g, &layer->dependency, first_dependency(g));
     if (layer->open != NULL) open_ring(mlx, layer);
+    if (l < mlx->n_layers && mlx->kernels_for == FKV_KERNEL_CUDA) {
+        const mlx_array counters = fkv_mlx_zeros(g, FKV_MLX_SHAPE(FKV_MERGE_COUNTERS), MLX_UINT32);
+        fkv_mlx_eval_one(g, counters);
+        fkv_mlx_keep(g, &layer->counters, counters);
+    }
     bool in_rows = false;
     if (!g->failed && (_mlx_array_is_row_contiguous(&in_rows, layer->pool) != 0 || !in_rows)) g->failed = true;
     const mlx_array start = fkv_mlx_slice(g, layer->pool, FKV_MLX_SHAPE(0, 0, 0), FKV_MLX_SHAPE(1, 1, DEPENDENCY_WORDS));
@@ -144,6 +151,7 @@ void fkv_mlx_fused_close(fkv_mlx_layer *layer) {
     for (int type = 0; type < FKV_MLX_ROW_TYPES; type++) {
         for (int k = 0; k < FKV_N_KERNELS; k++) fkv_mlx_kernel_close(&layer->kernels.of[type][k]);
         for (int k = 0; k < FKV_MLX_DECODES; k++) fkv_mlx_kernel_close(&layer->kernels.decode[type][k]);
+        for (int k = 0; k < FKV_MLX_DECODES; k++) fkv_mlx_kernel_close(&layer->kernels.decode_merge[type][k]);
     }
 }
 
@@ -287,6 +295,22 @@ static fkv_mlx_shape shape_of(const fkv_attn_layer *attn, mlx_array q) {
     return shape;
 }
 
+/* Computes attention for all decode rows with one kernel, which also merges the splits. The launch is that of the decode kernel
+ * without merge. */
+static mlx_array decode_and_merge_rows(fkv_mlx_state *mlx, fkv_mlx_layer *layer, mlx_array q, fkv_mlx_launch launch,
+                                       uint32_t rows) {
+    const fkv_mlx_layer *shared = &mlx->layers[layer->table_of];
+    launch.second_words = launch.out_shape.at[0]; /* the second output is the array of partial results */
+    launch.out_shape = shape_of(layer->attn, q);
+    launch.out_type = mlx_array_dtype(q);
+    attend_inputs read = first_inputs(layer, q, (mlx_array){NULL}, shared->table);
+    add_kernel_input(&read, layer->sink_logits);
+    add_kernel_input(&read, layer->counters);
+    add_dependencies(layer, &read);
+    fkv_mlx_kernel *kernel = kernel_for(mlx, layer, FKV_KERNEL_DECODE_MERGE, rows_type(q), rows);
+    return fkv_mlx_kernel_apply(&mlx->graph, kernel, &launch, read.at, NULL);
+}
+
 /* Computes attention for all decode rows and returns [T, H, D]. The other rows of the result are undefined. */
 static mlx_array decode_rows(fkv_mlx_state *mlx, fkv_mlx_layer *layer, mlx_array q) {
     fkv_mlx_graph *g = &mlx->graph;
@@ -300,6 +324,7 @@ static mlx_array decode_rows(fkv_mlx_state *mlx, fkv_mlx_layer *layer, mlx_array
                                    .threads = threads_of(mlx, layer, FKV_KERNEL_DECODE),
                                    .out_shape = FKV_MLX_SHAPE((int)fkv_step_parts_floats(attn, words)),
                                    .out_type = MLX_FLOAT32};
+    if (fkv_step_merges_in_decode(mlx->kernels_for, attn, words)) return decode_and_merge_rows(mlx, layer, q, splits, rows);
     attend_inputs read = first_inputs(layer, q, (mlx_array){NULL}, shared->table);
     add_dependencies(layer, &read);
     fkv_mlx_kernel *kernel = kernel_for(mlx, layer, FKV_KERNEL_DECODE, rows_type(q), rows);
@@ -329,7 +354,7 @@ static mlx_array prefill_rows(fkv_mlx_state *mlx, fkv_mlx_layer *layer, mlx_arra
                                   .threads = threads_of(mlx, layer, which),
                                   .out_shape = shape_of(attn, q),
                                   .out_type = mlx_array_dtype(q),
-                                  .done_words = DEPENDENCY_WORDS};
+                                  .second_words = DEPENDENCY_WORDS};
     const bool shares = layer->open != NULL;
     attend_inputs inputs = first_inputs(layer, q, shares ? mlx->ring : (mlx_array){NULL}, shared->table);
     add_kernel_input(&inputs, layer->sink_logits);

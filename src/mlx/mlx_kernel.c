@@ -50,7 +50,7 @@ void fkv_mlx_kernel_close(fkv_mlx_kernel *k) {
 
 static bool same_output(const fkv_mlx_kernel *k, const fkv_mlx_launch *launch) {
     return k->config != NULL && k->threads == (int)launch->threads && k->out_type == launch->out_type &&
-           k->done_words == launch->done_words && k->out_shape.n == launch->out_shape.n &&
+           k->second_words == launch->second_words && k->out_shape.n == launch->out_shape.n &&
            memcmp(k->out_shape.at, launch->out_shape.at, (size_t)k->out_shape.n * sizeof(int)) == 0;
 }
 
@@ -60,19 +60,20 @@ static int new_config(fkv_mlx_kernel *k, const fkv_mlx_launch *launch) {
     k->threads = (int)launch->threads;
     k->out_shape = *shape;
     k->out_type = launch->out_type;
-    k->done_words = launch->done_words;
+    k->second_words = launch->second_words;
     k->grid[0] = 0; /* the grid size has not been set yet */
     int code = 0;
     if (k->is_metal) {
         k->config = mlx_fast_metal_kernel_config_new().ctx;
         code |= mlx_fast_metal_kernel_config_add_output_arg(metal_config(k), shape->at, (size_t)shape->n, launch->out_type);
-        if (k->done_words > 0)
-            code |= mlx_fast_metal_kernel_config_add_output_arg(metal_config(k), &k->done_words, 1, MLX_UINT32);
+        if (k->second_words > 0)
+            code |= mlx_fast_metal_kernel_config_add_output_arg(metal_config(k), &k->second_words, 1, MLX_UINT32);
         code |= mlx_fast_metal_kernel_config_set_thread_group(metal_config(k), k->threads, 1, 1);
     } else {
         k->config = mlx_fast_cuda_kernel_config_new().ctx;
         code |= mlx_fast_cuda_kernel_config_add_output_arg(cuda_config(k), shape->at, (size_t)shape->n, launch->out_type);
-        if (k->done_words > 0) code |= mlx_fast_cuda_kernel_config_add_output_arg(cuda_config(k), &k->done_words, 1, MLX_UINT32);
+        if (k->second_words > 0)
+            code |= mlx_fast_cuda_kernel_config_add_output_arg(cuda_config(k), &k->second_words, 1, MLX_UINT32);
         code |= mlx_fast_cuda_kernel_config_set_thread_group(cuda_config(k), k->threads, 1, 1);
     }
     return code;
@@ -87,9 +88,8 @@ static int set_grid(fkv_mlx_kernel *k, const fkv_mlx_launch *launch) {
 }
 
 mlx_array fkv_mlx_kernel_apply(fkv_mlx_graph *g, fkv_mlx_kernel *k, const fkv_mlx_launch *launch, const mlx_array *inputs,
-                               mlx_array *done) {
+                               mlx_array *second) {
     mlx_array out = {NULL};
-    mlx_array second = {NULL};
     if (g->failed) return out;
     int code = same_output(k, launch) ? 0 : new_config(k, launch);
     if (code == 0) code = set_grid(k, launch);
@@ -99,9 +99,10 @@ mlx_array fkv_mlx_kernel_apply(fkv_mlx_graph *g, fkv_mlx_kernel *k, const fkv_ml
         code = k->is_metal ? mlx_fast_metal_kernel_apply(&results, metal_kernel(k), given, metal_config(k), g->stream)
                            : mlx_fast_cuda_kernel_apply(&results, cuda_kernel(k), given, cuda_config(k), g->stream);
     if (code == 0) code = mlx_vector_array_get(&out, results, 0);
-    if (code == 0 && launch->done_words > 0) {
-        code = mlx_vector_array_get(&second, results, 1);
-        if (code == 0) *done = fkv_mlx_adopt(g, second);
+    if (code == 0 && launch->second_words > 0 && second != NULL) {
+        mlx_array other = {NULL};
+        code = mlx_vector_array_get(&other, results, 1);
+        if (code == 0) *second = fkv_mlx_adopt(g, other);
     }
     (void)mlx_vector_array_free(given);
     (void)mlx_vector_array_free(results);

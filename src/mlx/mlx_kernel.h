@@ -19,11 +19,11 @@ typedef struct fkv_mlx_kernel {
     int threads;
     fkv_mlx_shape out_shape;
     mlx_dtype out_type;
-    int done_words;
+    int second_words;
 } fkv_mlx_kernel;
 
-/* Source of a kernel. inputs and outputs are NULL-terminated lists of names. A kernel has one output with data, optionally
- * followed by an output without data (fkv_mlx_launch.done_words). */
+/* Source of a kernel. inputs and outputs are NULL-terminated lists of names. A kernel has one output, optionally followed by a
+ * second output of 32-bit words (fkv_mlx_launch.second_words). */
 typedef struct fkv_mlx_kernel_source {
     const char *name;
     const char *header;
@@ -43,13 +43,13 @@ typedef struct fkv_mlx_launch {
     uint32_t threads;
     fkv_mlx_shape out_shape;
     mlx_dtype out_type;
-    int done_words; /* size of the second output in 32-bit words; 0: the kernel has one output */
+    int second_words; /* size of the second output in 32-bit words; 0: the kernel has one output */
 } fkv_mlx_launch;
 
 /* Applies the kernel and returns its output. `inputs` has one array for each input name of the kernel source. MLX copies arrays
- * that are not row-contiguous. If the kernel has a second output, *done receives it: an array without data, on which operations
- * that must run after the kernel can depend. Otherwise, `done` is not used. */
+ * that are not row-contiguous. If the kernel has a second output, *second receives it, unless `second` is NULL. Otherwise,
+ * `second` is not used. */
 FKV_INTERNAL mlx_array fkv_mlx_kernel_apply(fkv_mlx_graph *g, fkv_mlx_kernel *kernel, const fkv_mlx_launch *launch,
-                                            const mlx_array *inputs, mlx_array *done);
+                                            const mlx_array *inputs, mlx_array *second);
 
 #endif

@@ -27,6 +27,7 @@ enum { FKV_MLX_ROW_TYPES = 3, FKV_MLX_DECODES = 3 };
 typedef struct fkv_mlx_kernels {
     fkv_mlx_kernel of[FKV_MLX_ROW_TYPES][FKV_N_KERNELS];
     fkv_mlx_kernel decode[FKV_MLX_ROW_TYPES][FKV_MLX_DECODES];
+    fkv_mlx_kernel decode_merge[FKV_MLX_ROW_TYPES][FKV_MLX_DECODES];
 } fkv_mlx_kernels;
 
 /* Channel tables of calibrated keys for all heads of a layer. A code consists of one to three digits of 2 bits. The rows of an
@@ -71,6 +72,7 @@ struct fkv_mlx_layer {
     /* fused method */
     mlx_array pool_start;    /* view of the first words of the pool; passed to the kernels instead of `pool` */
     mlx_array dependency;    /* uint32 array; a kernel that takes it as input runs after all earlier accesses to the pool */
+    mlx_array counters;      /* uint32 [FKV_MERGE_COUNTERS], used by FKV_KERNEL_DECODE_MERGE; empty in pools of open pages */
     uint32_t kind;           /* index of the first layer with the same kernels; that layer owns them */
     fkv_mlx_kernels kernels; /* empty if `kind` is the index of another layer */
     fkv_step_plan cut;

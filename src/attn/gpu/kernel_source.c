@@ -4,6 +4,7 @@
 #include "../../base/float16.h"
 #include "../../codec/sealed.h"
 #include "../../codec/turbo.h"
+#include "common/step_words.h"
 #include <kernel_files.h>
 
 #include <stdarg.h>
@@ -302,13 +303,14 @@ static void emit_ring(source_buffer *w, fkv_kernel_device device, const fkv_attn
     emit_number(w, "PREFILL_RING_BYTES", (uint32_t)fkv_prefill_ring_bytes(device, layer));
 }
 
+static bool is_decode(fkv_kernel kernel) { return kernel == FKV_KERNEL_DECODE || kernel == FKV_KERNEL_DECODE_MERGE; }
+
 static bool is_prefill(fkv_kernel kernel) { return kernel == FKV_KERNEL_PREFILL || kernel == FKV_KERNEL_COPY_DECODED; }
 
 uint32_t fkv_kernel_shared_bytes(fkv_kernel_device device, fkv_kernel kernel, const fkv_attn_layer *layer, uint32_t decode_rows) {
     if (device != FKV_KERNEL_CUDA) return 0;
-    if (is_latent(layer)) return kernel == FKV_KERNEL_DECODE ? latent_shared_bytes(layer) : 0;
-    if (layer->sealed && kernel == FKV_KERNEL_DECODE)
-        return ALL_SHARED_BYTES / fkv_decode_blocks(layer, decode_rows) - SYSTEM_SHARED_BYTES;
+    if (is_latent(layer)) return is_decode(kernel) ? latent_shared_bytes(layer) : 0;
+    if (layer->sealed && is_decode(kernel)) return ALL_SHARED_BYTES / fkv_decode_blocks(layer, decode_rows) - SYSTEM_SHARED_BYTES;
     return is_prefill(kernel) ? PREFILL_SHARED_BYTES : 0;
 }
 
@@ -413,7 +415,8 @@ uint32_t fkv_kernel_threads(fkv_kernel_device device, fkv_kernel kernel, const f
     case FKV_KERNEL_COPY_PAGES:
     case FKV_KERNEL_PUT_NUMBERS: return 128;
     case FKV_KERNEL_SEAL: return device == FKV_KERNEL_METAL ? METAL_THREADS : SEAL_THREADS;
-    case FKV_KERNEL_DECODE: return decode_threads(device, layer);
+    case FKV_KERNEL_DECODE:
+    case FKV_KERNEL_DECODE_MERGE: return decode_threads(device, layer);
     default:
         return layer->head_dim < 128 ? 256 : layer->head_dim < 256 ? 512 : 1024; /* equals FKV_MERGE_THREADS in attend_merge.h */
     }
@@ -436,23 +439,23 @@ uint32_t fkv_decode_blocks(const fkv_attn_layer *layer, uint32_t decode_rows) {
 /* Emits rows.h and, for decode and prefill, chunks.h. */
 static void emit_rows(source_buffer *w, fkv_kernel kernel) {
     emit_text(w, fkv_kernel_file_rows);
-    if (kernel == FKV_KERNEL_DECODE || is_prefill(kernel)) emit_text(w, fkv_kernel_file_chunks);
+    if (is_decode(kernel) || is_prefill(kernel)) emit_text(w, fkv_kernel_file_chunks);
 }
 
 /* Returns true if the kernel uses simdgroup matrices. Such a kernel reads both the open and the sealed pages of a layer. */
 static bool in_simdgroups(fkv_kernel_device device, fkv_kernel kernel, const fkv_attn_layer *layer) {
-    return kernel == FKV_KERNEL_DECODE ? has_simdgroup_decode(device, layer) : device == FKV_KERNEL_METAL && is_prefill(kernel);
+    return is_decode(kernel) ? has_simdgroup_decode(device, layer) : device == FKV_KERNEL_METAL && is_prefill(kernel);
 }
 
 /* Emits the decode or prefill functions that read either the open or the sealed pages of a sealed layer. */
 static void emit_form(source_buffer *w, fkv_kernel_device device, fkv_kernel kernel, const fkv_attn_layer *layer, bool open) {
     if (kernel == FKV_KERNEL_SEAL || in_simdgroups(device, kernel, layer)) return;
-    bool mma = kernel == FKV_KERNEL_DECODE && has_mma(device, layer);
+    bool mma = is_decode(kernel) && has_mma(device, layer);
     if (mma && open) emit_mma(w);
     if (mma && !open) emit_sealed_mma(w, layer);
     if (!mma || device == FKV_KERNEL_HOST)
         emit_text(w, fkv_kernel_file_plain_tile); /* host sources contain both decode and prefill */
-    if (kernel == FKV_KERNEL_DECODE && !mma) emit_text(w, fkv_kernel_file_decode_plain);
+    if (is_decode(kernel) && !mma) emit_text(w, fkv_kernel_file_decode_plain);
 }
 
 /* Emits the part of a sealed layer's source that follows the prelude: first the functions for open pages, in namespace `opened`,
@@ -473,7 +476,7 @@ static void emit_sealed(source_buffer *w, fkv_kernel_device device, fkv_kernel k
     if (in_simdgroups(device, kernel, layer)) {
         emit_simdgroups(w, is_prefill(kernel) ? fkv_kernel_file_prefill_simdgroup : fkv_kernel_file_decode_simdgroup);
         if (is_prefill(kernel)) emit_text(w, fkv_kernel_file_copy_decoded);
-    } else if (kernel == FKV_KERNEL_DECODE) {
+    } else if (is_decode(kernel)) {
         if (has_mma(device, layer))
             emit_text(w, "#undef FKV_DECODE_SHARED\n#define FKV_DECODE_SHARED (DC_SHARED_WORDS > opened::DC_SHARED_WORDS ? "
                          "DC_SHARED_WORDS : opened::DC_SHARED_WORDS)\n");
@@ -505,7 +508,8 @@ static void emit_kernel(source_buffer *w, fkv_kernel_device device, fkv_kernel k
         emit_text(w, fkv_kernel_file_write);
         break;
     case FKV_KERNEL_MERGE: emit_text(w, fkv_kernel_file_attend_merge); break;
-    case FKV_KERNEL_DECODE: emit_decode(w, device, layer); break;
+    case FKV_KERNEL_DECODE:
+    case FKV_KERNEL_DECODE_MERGE: emit_decode(w, device, layer); break;
     default: emit_prefill(w, device, layer);
     }
 }
@@ -520,8 +524,11 @@ size_t fkv_kernel_header(fkv_kernel_device device, fkv_kernel kernel, const fkv_
     if (device == FKV_KERNEL_HOST) emit_text(&w, "#include \"base/float16.h\"\n");
     emit_layer(&w, layer);
     emit_number(&w, "LAUNCH_THREADS", fkv_kernel_threads(device, kernel, layer));
-    emit_number(&w, "LAUNCH_BLOCKS", kernel == FKV_KERNEL_DECODE ? fkv_decode_blocks(layer, decode_rows) : 1);
-    if (kernel == FKV_KERNEL_DECODE) emit_number(&w, "ITEM_ROWS", decode_rows);
+    emit_number(&w, "LAUNCH_BLOCKS", is_decode(kernel) ? fkv_decode_blocks(layer, decode_rows) : 1);
+    if (is_decode(kernel)) {
+        emit_number(&w, "ITEM_ROWS", decode_rows);
+        emit_number(&w, "ONE_CHUNK", decode_rows < fkv_decode_rows(device, layer, FKV_ITEM_QUERIES));
+    }
     if (layer->sealed) emit_ring(&w, device, layer);
     if (layer->sealed) emit_number(&w, "SEAL_THREADS", fkv_kernel_threads(device, FKV_KERNEL_SEAL, layer));
     if (layer->sealed || is_latent(layer))
@@ -533,11 +540,15 @@ size_t fkv_kernel_header(fkv_kernel_device device, fkv_kernel kernel, const fkv_
     if (device == FKV_KERNEL_HOST) emit_text(&w, fkv_kernel_file_lanes_host);
     emit_text(&w, preludes[device]);
     emit_text(&w, fkv_kernel_file_step_words);
-    if (kernel == FKV_KERNEL_DECODE) emit_text(&w, fkv_kernel_file_splits);
-    if (layer->sealed && (kernel == FKV_KERNEL_DECODE || kernel == FKV_KERNEL_SEAL || is_prefill(kernel)))
+    if (is_decode(kernel)) emit_text(&w, fkv_kernel_file_splits);
+    if (layer->sealed && (is_decode(kernel) || kernel == FKV_KERNEL_SEAL || is_prefill(kernel)))
         emit_sealed(&w, device, kernel, layer);
     else
         emit_kernel(&w, device, kernel, layer);
+    if (kernel == FKV_KERNEL_DECODE_MERGE) {
+        emit_text(&w, fkv_kernel_file_attend_merge);
+        emit_text(&w, fkv_kernel_file_decode_merge);
+    }
     return w.length;
 }
 
@@ -554,15 +565,16 @@ size_t fkv_kernel_header(fkv_kernel_device device, fkv_kernel kernel, const fkv_
 #define PUT_NUMBERS "fkv_put_numbers(place, numbers, where, pool, done);\n"
 #define DECODE                                                                                                                   \
     "FKV_SHARED_ARRAY(fkv_u32, shared, FKV_DECODE_SHARED);\n"                                                                    \
-    "fkv_attend_decode(place, shared, q, pool, table, parts);\n"
+    "fkv_attend_decode(place, shared, q, pool, table, (FKV_DEVICE float *)parts);\n"
 #define SEAL                                                                                                                     \
     "FKV_SHARED_ARRAY(float, shared, FKV_SEAL_SHARED);\n"                                                                        \
     "fkv_seal(place, shared, open, pool, table, done);\n"
 #define SEALED_DECODE                                                                                                            \
     "if (fkv_split_at(place, table).words[FKV_SPLIT_OPEN] != 0)\n"                                                               \
-    "    opened::fkv_attend_decode(place, shared, q, open, table, parts);\n"                                                     \
+    "    opened::fkv_attend_decode(place, shared, q, open, table, (FKV_DEVICE float *)parts);\n"                                 \
     "else\n"                                                                                                                     \
-    "    fkv_attend_decode(place, shared, q, pool, table, parts);\n"
+    "    fkv_attend_decode(place, shared, q, pool, table, (FKV_DEVICE float *)parts);\n"
+#define MERGE_LAST "fkv_merge_last(place, shared, (float *)parts, table, sink_logits, counters, out);\n"
 #define MERGE                                                                                                                    \
     "FKV_SHARED_ARRAY(float, shared, FKV_MERGE_SHARED);\n"                                                                       \
     "fkv_attend_merge(place, shared, parts, table, sink_logits, out);\n"
@@ -583,6 +595,7 @@ size_t fkv_kernel_header(fkv_kernel_device device, fkv_kernel kernel, const fkv_
      [FKV_KERNEL_PUT_NUMBERS] = place PUT_NUMBERS,                                                                               \
      [FKV_KERNEL_DECODE] = place decode,                                                                                         \
      [FKV_KERNEL_MERGE] = place MERGE,                                                                                           \
+     [FKV_KERNEL_DECODE_MERGE] = place decode MERGE_LAST,                                                                        \
      [FKV_KERNEL_PREFILL] = place shared PREFILL(pools),                                                                         \
      [FKV_KERNEL_COPY_DECODED] = place shared COPY_DECODED(pools),                                                               \
      [FKV_KERNEL_SEAL] = place SEAL}
@@ -608,9 +621,11 @@ const char *fkv_kernel_source(fkv_kernel_device device, fkv_kernel kernel, bool 
 const char *const *fkv_kernel_inputs(fkv_kernel kernel, bool sealed) {
     static const char *const names[2][FKV_N_KERNELS][11] = {
         {NAMES_OF_ALL, [FKV_KERNEL_DECODE] = {"q", "pool", "table", "after", NULL},
+         [FKV_KERNEL_DECODE_MERGE] = {"q", "pool", "table", "sink_logits", "counters", "after", NULL},
          [FKV_KERNEL_PREFILL] = {"q", "pool", "table", "sink_logits", "after", NULL},
          [FKV_KERNEL_COPY_DECODED] = {"q", "pool", "table", "sink_logits", "decoded", "after", NULL}},
         {NAMES_OF_ALL, [FKV_KERNEL_DECODE] = {"q", "pool", "open", "table", "after_open", "after", NULL},
+         [FKV_KERNEL_DECODE_MERGE] = {"q", "pool", "open", "table", "sink_logits", "counters", "after_open", "after", NULL},
          [FKV_KERNEL_PREFILL] = {"q", "pool", "open", "ring", "table", "sink_logits", "after_ring", "after_open", "after", NULL},
          [FKV_KERNEL_COPY_DECODED] = {"q", "pool", "open", "ring", "table", "sink_logits", "decoded", "after_ring", "after_open",
                                       "after", NULL}}};
@@ -618,10 +633,14 @@ const char *const *fkv_kernel_inputs(fkv_kernel kernel, bool sealed) {
 }
 
 const char *const *fkv_kernel_outputs(fkv_kernel kernel) {
-    static const char *const names[FKV_N_KERNELS][3] = {
-        [FKV_KERNEL_WRITE] = {"done", NULL},       [FKV_KERNEL_COPY_PAGES] = {"done", NULL},
-        [FKV_KERNEL_PUT_NUMBERS] = {"done", NULL}, [FKV_KERNEL_DECODE] = {"parts", NULL},
-        [FKV_KERNEL_MERGE] = {"out", NULL},        [FKV_KERNEL_PREFILL] = {"out", "done", NULL},
-        [FKV_KERNEL_SEAL] = {"done", NULL},        [FKV_KERNEL_COPY_DECODED] = {"out", "done", NULL}};
+    static const char *const names[FKV_N_KERNELS][3] = {[FKV_KERNEL_WRITE] = {"done", NULL},
+                                                        [FKV_KERNEL_COPY_PAGES] = {"done", NULL},
+                                                        [FKV_KERNEL_PUT_NUMBERS] = {"done", NULL},
+                                                        [FKV_KERNEL_DECODE] = {"parts", NULL},
+                                                        [FKV_KERNEL_MERGE] = {"out", NULL},
+                                                        [FKV_KERNEL_DECODE_MERGE] = {"out", "parts", NULL},
+                                                        [FKV_KERNEL_PREFILL] = {"out", "done", NULL},
+                                                        [FKV_KERNEL_SEAL] = {"done", NULL},
+                                                        [FKV_KERNEL_COPY_DECODED] = {"out", "done", NULL}};
     return names[kernel];
 }

@@ -15,6 +15,7 @@ typedef enum fkv_kernel {
     FKV_KERNEL_PUT_NUMBERS,
     FKV_KERNEL_DECODE,
     FKV_KERNEL_MERGE,
+    FKV_KERNEL_DECODE_MERGE, /* both of the above in one kernel; not on Metal */
     FKV_KERNEL_PREFILL,
     FKV_KERNEL_COPY_DECODED,
     FKV_KERNEL_SEAL, /* seals pages of sealed layers; a separate write kernel, built for the open block format, writes new rows to
@@ -30,6 +31,10 @@ FKV_INTERNAL bool fkv_kernels_support(fkv_kernel_device device, const fkv_attn_l
 /* Returns the number of rows (queries x query heads per KV head) that a decode block processes. item_queries is the word
  * FKV_STEP_ITEM_QUERIES of the step table. */
 FKV_INTERNAL uint32_t fkv_decode_rows(fkv_kernel_device device, const fkv_attn_layer *layer, uint32_t item_queries);
+
+/* Number of 32-bit words of the array `counters` of FKV_KERNEL_DECODE_MERGE, which limits the number of blocks of a launch. All
+ * words are 0 between launches. Launches that use the same counters must not overlap. */
+enum { FKV_MERGE_COUNTERS = 4096 };
 
 /* Returns the number of decode blocks that should be resident on one CUDA multiprocessor at the same time. */
 uint32_t fkv_decode_blocks(const fkv_attn_layer *layer, uint32_t decode_rows);
@@ -66,7 +71,7 @@ FKV_INTERNAL uint32_t fkv_kernel_threads(fkv_kernel_device device, fkv_kernel ke
 
 /* Writes the part of the source that precedes the kernel: layer defines, prelude and functions. Like snprintf(), truncates the
  * text to the buffer size and returns the full length without the terminating 0. `decode_rows` is the result of fkv_decode_rows()
- * for FKV_KERNEL_DECODE, and 0 for other kernels. */
+ * for FKV_KERNEL_DECODE and FKV_KERNEL_DECODE_MERGE, and 0 for other kernels. */
 FKV_INTERNAL size_t fkv_kernel_header(fkv_kernel_device device, fkv_kernel kernel, const fkv_attn_layer *layer,
                                       uint32_t decode_rows, char *text, size_t size);
 

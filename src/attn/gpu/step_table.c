@@ -16,6 +16,7 @@ enum {
     LATENT_SPLIT = 128,    /* minimum split size of latent layers in decode */
     LATENT_DEVICE = 32768, /* history length at which a single sequence of a latent layer fills the device */
     PREFILL_SPLIT = 4096,  /* minimum split size, in tokens, of latent layers in prefill */
+    MERGED_VALUES = 64,    /* maximum number of partial results per thread, if decode itself merges its splits */
     PREFILL_SPLITS = 4 /* maximum number of splits of latent layers in prefill, which bounds the size of the partial results */
 };
 
@@ -103,6 +104,7 @@ typedef struct sections {
     uint32_t n_seals;
     uint32_t n_pages;
     uint32_t item_queries; /* maximum number of queries over all items */
+    uint32_t most_splits;  /* maximum number of splits over all items */
 } sections;
 
 /* Ranges of visible pages. The pages of a range are read from the same pool. In a sealed layer, the first range contains only the
@@ -158,6 +160,8 @@ static void write_splits(const fkv_step_plan *plan, const fkv_attn_row *row, uin
             split[FKV_SPLIT_N_FIXED] = of_row[open ? FKV_ROW_OPEN_FIXED : FKV_ROW_N_FIXED];
             split[FKV_SPLIT_N_RING] = of_row[open ? FKV_ROW_OPEN_RING : FKV_ROW_N_RING];
             split[FKV_SPLIT_OPEN] = open;
+            split[FKV_SPLIT_FIRST_SPLIT] = s->n_splits;
+            split[FKV_SPLIT_N_SPLITS] = parts.n_splits;
         }
     }
 }
@@ -176,6 +180,7 @@ static void write_item(const fkv_step_plan *plan, const fkv_attn_row *row, uint3
     s->n_items++;
     s->n_splits += n_splits;
     s->item_queries = fkv_max_u32(s->item_queries, n);
+    s->most_splits = fkv_max_u32(s->most_splits, n_splits);
 }
 
 static void write_tile(const fkv_attn_row *row, uint32_t r, uint32_t first, uint32_t n, sections *s, uint32_t *words) {
@@ -268,6 +273,7 @@ void fkv_step_table_fill(const fkv_step_plan *plan, const fkv_attn_row *rows, ui
     words[FKV_STEP_N_SPLITS] = s.n_splits;
     words[FKV_STEP_N_TILES] = s.n_tiles;
     words[FKV_STEP_ITEM_QUERIES] = s.item_queries;
+    words[FKV_STEP_MOST_SPLITS] = s.most_splits;
     words[FKV_STEP_SPLITS] = FKV_STEP_HEADER;
     words[FKV_STEP_ROWS] = words[FKV_STEP_SPLITS] + s.n_splits * FKV_SPLIT_WORDS;
     words[FKV_STEP_SLOTS] = words[FKV_STEP_ROWS] + n_rows * FKV_ROW_WORDS;
@@ -301,4 +307,14 @@ uint32_t fkv_step_table_changes(const uint32_t *from, const uint32_t *to, uint32
 
 uint64_t fkv_step_parts_floats(const fkv_attn_layer *layer, const uint32_t *words) {
     return (uint64_t)words[FKV_STEP_N_SPLITS] * layer->n_q_heads * words[FKV_STEP_ITEM_QUERIES] * (layer->head_dim + 2u);
+}
+
+bool fkv_step_merges_in_decode(fkv_kernel_device device, const fkv_attn_layer *layer, const uint32_t *words) {
+    if (device == FKV_KERNEL_METAL) return false;
+    const uint32_t block_rows = fkv_decode_rows(device, layer, words[FKV_STEP_ITEM_QUERIES]);
+    const uint32_t rows = layer->n_q_heads / layer->n_kv_heads * words[FKV_STEP_ITEM_QUERIES];
+    const uint64_t n_blocks = (uint64_t)words[FKV_STEP_N_SPLITS] * fkv_ceil_div(rows, block_rows) * layer->n_kv_heads;
+    const uint64_t n_values = (uint64_t)words[FKV_STEP_MOST_SPLITS] * fkv_min_u32(rows, block_rows) * layer->head_dim;
+    const uint32_t n_threads = fkv_kernel_threads(device, FKV_KERNEL_DECODE_MERGE, layer);
+    return n_blocks <= FKV_MERGE_COUNTERS && n_values <= (uint64_t)n_threads * MERGED_VALUES;
 }

@@ -4,6 +4,7 @@
 
 #include "../attn.h"
 #include "common/step_words.h"
+#include "kernel_source.h"
 
 /* Describes how the queries and the history of a step are divided into work items, for one layer. Layers with equal plans share a
  * step table. */
@@ -45,5 +46,9 @@ FKV_INTERNAL uint32_t fkv_step_table_changes(const uint32_t *from, const uint32_
 /* Returns the size, in floats, of the partial results that decode passes to the merge kernel: output sums [splits, G, rows, D],
  * then {max, total} [G, rows, splits, 2], where rows = R * queries per item. */
 FKV_INTERNAL uint64_t fkv_step_parts_floats(const fkv_attn_layer *layer, const uint32_t *words);
+
+/* Returns true if decode of a step should use FKV_KERNEL_DECODE_MERGE, which is faster than separate kernels for decode and merge
+ * if no item has many splits. The results are bit-identical. words: the step table, or at least its header. */
+FKV_INTERNAL bool fkv_step_merges_in_decode(fkv_kernel_device device, const fkv_attn_layer *layer, const uint32_t *words);
 
 #endif

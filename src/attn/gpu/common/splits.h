@@ -13,7 +13,9 @@ template <int ROWS = FKV_ITEM_ROWS> FKV_FN fkv_split fkv_split_at(fkv_place plac
     fkv_split x;
     const fkv_u32 heads = FKV_H / FKV_G; /* query heads per KV head */
     x.all_rows = heads * table[FKV_STEP_ITEM_QUERIES];
-    fkv_u32 n_chunks = (x.all_rows + ROWS - 1) / ROWS;
+    /* if the kernel is used only for items that fit in one block, the address of the split's entry is known without a load */
+    const bool one = FKV_ONE_CHUNK && ROWS >= FKV_ITEM_ROWS;
+    fkv_u32 n_chunks = one ? 1 : (x.all_rows + ROWS - 1) / ROWS;
     x.number = place.x / n_chunks;
     x.first_row = place.x % n_chunks * ROWS;
     x.words = table + FKV_STEP_HEADER + x.number * FKV_SPLIT_WORDS;

@@ -36,6 +36,7 @@
 #define FKV_STEP_PAGES 11
 #define FKV_STEP_N_SEALS 12
 #define FKV_STEP_SEALS 13
+#define FKV_STEP_MOST_SPLITS 14 /* maximum number of splits per decode item in this table */
 #define FKV_STEP_HEADER 16
 
 /* row */
@@ -76,7 +77,9 @@
 #define FKV_SPLIT_PAGES 6         /* offset of the page table that the split uses: FKV_ROW_PAGES or FKV_ROW_OPEN_PAGES */
 #define FKV_SPLIT_N_FIXED 7
 #define FKV_SPLIT_N_RING 8
-#define FKV_SPLIT_OPEN 9 /* 1 if the split reads the open pool of a sealed layer */
+#define FKV_SPLIT_OPEN 9         /* 1 if the split reads the open pool of a sealed layer */
+#define FKV_SPLIT_FIRST_SPLIT 10 /* copy of the item's FKV_ITEM_FIRST_SPLIT */
+#define FKV_SPLIT_N_SPLITS 11    /* copy of the item's FKV_ITEM_N_SPLITS */
 #define FKV_SPLIT_WORDS 12
 
 /* prefill tile */

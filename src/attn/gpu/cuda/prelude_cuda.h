@@ -200,6 +200,14 @@ FKV_FN void fkv_async_copy_wait_but_last() {
     __syncwarp();
 }
 
+/* Adds 1 to a counter in device memory and returns its previous value. What the block stored before a barrier that precedes the
+ * call is visible to every block that later increments the counter, after a barrier that follows its own call. */
+FKV_FN fkv_u32 fkv_fetch_increment(fkv_u32 *word) {
+    fkv_u32 x;
+    asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;" : "=r"(x) : "l"(word) : "memory");
+    return x;
+}
+
 /* Sets a byte to 1. Several threads may set the same byte at the same time. */
 FKV_FN void fkv_mark(fkv_u8 *at) { *at = 1; }
 

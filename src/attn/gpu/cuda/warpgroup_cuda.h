@@ -208,12 +208,7 @@ FKV_FN fkv_u32 fkv_processors() {
     return n;
 }
 
-/* Functions for counters in device memory, which only increase during a launch. */
-FKV_FN fkv_u32 fkv_fetch_increment(fkv_u32 *word) {
-    fkv_u32 x;
-    asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;" : "=r"(x) : "l"(word) : "memory");
-    return x;
-}
+/* Functions for counters in device memory, which only increase during a launch. prelude_cuda.h defines fkv_fetch_increment(). */
 FKV_FN fkv_u32 fkv_load_acquire(fkv_u32 *word) {
     fkv_u32 x;
     asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(x) : "l"(word) : "memory");

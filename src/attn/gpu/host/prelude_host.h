@@ -105,6 +105,9 @@ FKV_FN void fkv_async_copy16(fkv_u32 *to, const fkv_u8 *at) { memcpy(to, __built
 FKV_FN void fkv_async_copy_commit() {}
 FKV_FN void fkv_async_copy_wait_but_last() { fkv_sync_warp(); }
 
+FKV_FN fkv_host_word &fkv_host_atomic(fkv_u32 *word) { return *reinterpret_cast<fkv_host_word *>(word); }
+FKV_FN fkv_u32 fkv_fetch_increment(fkv_u32 *word) { return fkv_host_atomic(word).fetch_add(1); }
+
 FKV_FN void fkv_mark(fkv_u8 *at) { __atomic_store_n(at, 1, __ATOMIC_RELAXED); }
 
 FKV_FN fkv_u32 fkv_upper_half(fkv_u32 x) { return x >> 16; }

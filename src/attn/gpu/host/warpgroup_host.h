@@ -134,8 +134,6 @@ FKV_FN void fkv_publish() {}
 #define FKV_HOST_PROCESSORS 1
 #endif
 FKV_FN fkv_u32 fkv_processors() { return FKV_HOST_PROCESSORS; }
-FKV_FN fkv_host_word &fkv_host_atomic(fkv_u32 *word) { return *reinterpret_cast<fkv_host_word *>(word); }
-FKV_FN fkv_u32 fkv_fetch_increment(fkv_u32 *word) { return fkv_host_atomic(word).fetch_add(1); }
 FKV_FN fkv_u32 fkv_load_acquire(fkv_u32 *word) { return fkv_host_atomic(word); }
 FKV_FN fkv_u32 fkv_exchange_zero(fkv_u32 *word, fkv_u32 x) {
     fkv_u32 before = 0;

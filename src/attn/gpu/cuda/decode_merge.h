@@ -1,0 +1,154 @@
+/* Merges the splits of a decode item inside the decode kernel, which saves the launch of attend_merge. Of the blocks that process
+ * the same rows of an item, the block that finishes last merges the partial results of all of them. Each group of blocks has a
+ * counter, which is 0 between launches; the last block resets it.
+ *
+ * A warp merges one row. Lane l holds the channels 128 k + 4 l to 128 k + 4 l + 3. The partial results are added in the same
+ * order and with the same rounding as in attend_merge.h, so the results are bit-identical.
+ *
+ * Bottleneck: latency. The first partial results are loaded together with the statistics of the splits.
+ */
+constexpr int FKV_LANE_QUADS = (FKV_D + 127) / 128;
+constexpr fkv_u32 FKV_MERGE_BATCH = FKV_LANE_QUADS == 1 ? 8 : FKV_LANE_QUADS == 2 ? 4 : 2; /* splits loaded at the same time */
+
+typedef float fkv_lane_row[FKV_LANE_QUADS][4]; /* channels of a row that one lane holds */
+
+struct fkv_merge_batch {
+    fkv_lane_row x[FKV_MERGE_BATCH];
+    float max[FKV_MERGE_BATCH];
+};
+
+/* Loads the lane's channels and the maximum scores of the splits from `first` on. row.own: channel 0 of the row. */
+FKV_FN fkv_merge_batch fkv_merge_load(const fkv_merge_row &row, fkv_u32 first, fkv_u32 lane) {
+    fkv_merge_batch batch = {};
+    FKV_UNROLL
+    for (fkv_u32 i = 0; i < FKV_MERGE_BATCH; i++) {
+        if (first + i >= row.n_splits) continue;
+        batch.max[i] = row.stats[(first + i) * 2];
+        FKV_UNROLL
+        for (int k = 0; k < FKV_LANE_QUADS; k++) {
+            fkv_u32 quad = lane + 32 * (fkv_u32)k;
+            if (quad >= FKV_MERGE_QUADS) continue;
+            const fkv_words4 x = *(const fkv_words4 *)(row.own + (first + i) * row.stride + 4 * quad);
+            FKV_UNROLL
+            for (int d = 0; d < 4; d++) batch.x[i][k][d] = fkv_float_of(x.w[d]);
+        }
+    }
+    return batch;
+}
+
+/* Adds the partial results of all splits. attend_merge.h divides the splits into FKV_MERGE_RANGES ranges, adds each range, and
+ * then adds the sums of the ranges. */
+FKV_FN void fkv_merge_splits(const fkv_merge_row &row, fkv_merge_batch batch, float largest, fkv_u32 lane, fkv_lane_row &x) {
+    fkv_u32 length = (row.n_splits + FKV_MERGE_RANGES - 1) / FKV_MERGE_RANGES; /* splits per range */
+    fkv_u32 n_ranges = 0;
+    fkv_u32 left = 0; /* number of splits of the current range that have not been added yet */
+    fkv_lane_row range = {};
+    for (fkv_u32 first = 0; first < row.n_splits; first += FKV_MERGE_BATCH) {
+        if (first > 0) batch = fkv_merge_load(row, first, lane);
+        FKV_UNROLL
+        for (fkv_u32 i = 0; i < FKV_MERGE_BATCH; i++) {
+            if (first + i >= row.n_splits) break;
+            float weight = fkv_split_weight(batch.max[i], largest);
+            FKV_UNROLL
+            for (int k = 0; k < FKV_LANE_QUADS; k++) {
+                FKV_UNROLL
+                for (int d = 0; d < 4; d++) {
+                    if (left == 0) x[k][d] = n_ranges <= 1 ? range[k][d] : fkv_add(x[k][d], range[k][d]);
+                    range[k][d] = fkv_fma(weight, batch.x[i][k][d], left == 0 ? 0.0f : range[k][d]);
+                }
+            }
+            n_ranges += left == 0;
+            left = (left == 0 ? length : left) - 1;
+        }
+    }
+    FKV_UNROLL
+    for (int k = 0; k < FKV_LANE_QUADS; k++) {
+        FKV_UNROLL
+        for (int d = 0; d < 4; d++) {
+            x[k][d] = n_ranges <= 1 ? range[k][d] : fkv_add(x[k][d], range[k][d]);
+            if (n_ranges < FKV_MERGE_RANGES) x[k][d] = fkv_add(x[k][d], 0.0f); /* the sum of an empty range: turns -0 into +0 */
+        }
+    }
+}
+
+/* Undoes the rotation of V. */
+FKV_FN void fkv_merge_unrotate(fkv_u32 lane, fkv_lane_row &x) {
+    FKV_UNROLL
+    for (fkv_u32 h = 1; h < FKV_ROTATION_BLOCK; h *= 2) {
+        fkv_lane_row other;
+        FKV_UNROLL
+        for (fkv_u32 i = 0; i < 4 * FKV_LANE_QUADS; i++) {
+            fkv_u32 in_lane = i ^ (h < 4 ? h : h / 128 * 4);
+            float own = x[i / 4][i % 4];
+            other[i / 4][i % 4] = h < 4 || h >= 128 ? x[in_lane / 4 % FKV_LANE_QUADS][in_lane % 4] : fkv_shuffle_xor(own, h / 4);
+        }
+        FKV_UNROLL
+        for (fkv_u32 i = 0; i < 4 * FKV_LANE_QUADS; i++) {
+            fkv_u32 d = i / 4 * 128 + 4 * lane + i % 4;
+            float own = x[i / 4][i % 4];
+            x[i / 4][i % 4] = (d & h) == 0 ? own + other[i / 4][i % 4] : other[i / 4][i % 4] - own;
+        }
+    }
+    FKV_UNROLL
+    for (int i = 0; i < 4 * FKV_LANE_QUADS; i++) x[i / 4][i % 4] *= fkv_rotation_norm();
+}
+
+/* Returns the word of FKV_V_SIGNS that contains the lane's channels 128 k + 4 lane to 128 k + 4 lane + 3. The index of the word
+ * is compared with constants, because an array with a variable index would be stored in memory. */
+FKV_FN fkv_u32 fkv_merge_signs(fkv_u32 k, fkv_u32 lane) {
+    const fkv_u32 signs[] = {FKV_V_SIGNS};
+    fkv_u32 word = 0;
+    FKV_UNROLL
+    for (fkv_u32 w = 4 * k; FKV_ROTATE_V && w < 4 * k + 4 && w < (FKV_D + 31) / 32; w++)
+        if (4 * k + lane / 8 == w) word = signs[FKV_ROTATE_V ? w : 0];
+    return word;
+}
+
+/* Merges row `row` of the item, counted within one KV head. Called by one warp. */
+FKV_FN void fkv_merge_one_row(const fkv_split &split, fkv_u32 head, fkv_u32 row, fkv_u32 lane, const float *parts,
+                              const fkv_u32 *table, const float *sink_logits, void *out) {
+    fkv_u32 q_head = head * FKV_R + row % FKV_R;
+    fkv_u32 of_split = head * split.all_rows + row;
+    fkv_u32 first = split.words[FKV_SPLIT_FIRST_SPLIT];
+    fkv_merge_row splits;
+    splits.stride = (fkv_u64)FKV_G * split.all_rows * FKV_D;
+    splits.stats = parts + fkv_stats_at(table, of_split, first);
+    splits.own = parts + first * splits.stride + (fkv_u64)of_split * FKV_D;
+    splits.n_splits = split.words[FKV_SPLIT_N_SPLITS];
+    splits.begin = 0;
+    splits.end = splits.n_splits;
+    fkv_merge_batch batch = fkv_merge_load(splits, 0, lane);
+    fkv_merge_total all = fkv_merge_stats(splits, lane);
+    fkv_lane_row x = {};
+    fkv_merge_splits(splits, batch, all.largest, lane, x);
+    float total = fkv_denominator(all.total, all.largest, sink_logits, q_head);
+    FKV_UNROLL
+    for (int i = 0; i < 4 * FKV_LANE_QUADS; i++) x[i / 4][i % 4] = x[i / 4][i % 4] / total;
+    if (FKV_ROTATE_V) fkv_merge_unrotate(lane, x);
+    fkv_u64 to = ((fkv_u64)(split.words[FKV_SPLIT_FIRST_TOKEN] + row / FKV_R) * FKV_H + q_head) * FKV_D;
+    FKV_UNROLL
+    for (fkv_u32 i = 0; i < 4 * FKV_LANE_QUADS; i++) {
+        fkv_u32 d = i / 4 * 128 + 4 * lane + i % 4;
+        fkv_u32 sign = fkv_merge_signs(i / 4, lane) >> d % 32 << 31;
+        if (d < FKV_D) fkv_put_row_value(out, to + d, fkv_float_of(fkv_bits_of(x[i / 4][i % 4]) ^ sign));
+    }
+}
+
+/* Called by all threads of a block after it has stored its partial results. counters: one word for each block of the grid. */
+FKV_FN void fkv_merge_last(fkv_place place, FKV_SHARED fkv_u32 *shared, const float *parts, const fkv_u32 *table,
+                           const float *sink_logits, const void *counters, void *out) {
+    fkv_split split = fkv_split_at(place, table);
+    if (split.n_rows == 0) return;
+    fkv_u32 n_chunks = FKV_ONE_CHUNK ? 1 : (split.all_rows + FKV_ITEM_ROWS - 1) / FKV_ITEM_ROWS;
+    fkv_u32 group = (split.words[FKV_SPLIT_FIRST_SPLIT] * n_chunks + place.x % n_chunks) * FKV_G + place.y;
+    fkv_sync(); /* all partial results of the block are stored, and the block no longer uses its shared memory */
+    if (place.index == 0) {
+        fkv_u32 *counter = (fkv_u32 *)counters + group;
+        shared[0] = fkv_fetch_increment(counter) + 1 == split.words[FKV_SPLIT_N_SPLITS];
+        if (shared[0] != 0) *counter = 0;
+    }
+    fkv_sync();
+    if (shared[0] == 0) return;
+    for (fkv_u32 row = place.index / 32; row < split.n_rows; row += FKV_LAUNCH_THREADS / 32)
+        fkv_merge_one_row(split, place.y, split.first_row + row, place.index % 32, parts, table, sink_logits, out);
+}
