@@ -566,7 +566,7 @@ def ctrl_c_prints_partial_results():
 def a_reloaded_prefix_gives_the_same_tokens():
     with tempfile.TemporaryDirectory() as folder:
         saved = os.path.join(folder, "saved.fkv")
-        length = 600 if SANITIZED else 1500
+        length = 320 if SANITIZED else 1500
         prompt = book(20000, length)
         for codec in ([], ["--codecs", "4/4"], ["--codecs", "tq4"], ["--max-kv", "256"]):
             fresh = answer("run", "-p", prompt, "-n", "40", "--save-prefix", saved, *codec)
@@ -697,7 +697,8 @@ def memory_advice_is_the_largest_context_that_fits():
         calibration = os.path.join(folder, "calibration")
         code, _, err = flatkv("calibrate", "--tokens", "2048", "-o", calibration)
         expect(code == GOOD, err)
-        for codec in ("16/16", "8/8", "8/4", "4/4", "2/2", "8/4:none", "4/4g32", "sealed", "s3/s3", "s2/s2", "calibrated", "c3/s3", "tq4", "tq2"):
+        codecs = ("16/16", "8/8", "8/4", "4/4", "2/2", "8/4:none", "4/4g32", "sealed", "s3/s3", "s2/s2", "calibrated", "c3/s3", "tq4", "tq2")
+        for codec in ("8/4", "sealed", "calibrated", "tq2") if SANITIZED else codecs:
             for limit, context in ((10_000_000, 131072), (30_000_000, 100_000)):
                 run = ["run", "-p", "x", "-n", "1", "--codecs", codec, "--memory", str(limit)]
                 run += ["--calibration", calibration] if codec[0] == "c" else []
@@ -874,13 +875,14 @@ def an_interrupted_ppl_reports_completed_windows():
 def a_planted_fact_is_found_at_every_depth():
     with tempfile.TemporaryDirectory() as folder:
         picture = os.path.join(folder, "grid.svg")
-        result = answer("niah", "--lengths", "700,1500", "--depths", "5", "--svg", picture)
-        expect(result["found"] == result["total"] == 10 == len(result["cells"]), result)
-        expect({c["length"] for c in result["cells"]} == {700, 1500} and {c["depth"] for c in result["cells"]} == {0, .25, .5, .75, 1},
-               result)
+        lengths, depths = ((400, 700), (0, .5, 1)) if SANITIZED else ((700, 1500), (0, .25, .5, .75, 1))
+        result = answer("niah", "--lengths", ",".join(map(str, lengths)), "--depths", str(len(depths)), "--svg", picture)
+        total = len(lengths) * len(depths)
+        expect(result["found"] == result["total"] == total == len(result["cells"]), result)
+        expect({c["length"] for c in result["cells"]} == set(lengths) and {c["depth"] for c in result["cells"]} == set(depths), result)
         expect(all(c["answer"].startswith(c["expected"]) for c in result["cells"]), result)
         with open(picture, encoding="utf-8") as file:
-            expect(file.read().count("100 %") >= 10, "the heat map does not show full recall")
+            expect(file.read().count("100 %") >= total, "the heat map does not show full recall")
     refused(USAGE, ["leaves no room"], "niah", "--lengths", "100")
 
 
@@ -890,13 +892,13 @@ def a_hybrid_model_recalls_facts_after_edits():
         expect(code == GOOD, code, err)
         return out.decode().splitlines()
     fact, other = ("The pass key of Kavorbri is 3141592.", "The pass key of Kavorbri is 2718281.")
-    question, text = ("What is the pass key of Kavorbri?", book(20000, 300).replace("\n", " "))
+    question, text = ("What is the pass key of Kavorbri?", book(20000, 80 if SANITIZED else 300).replace("\n", " "))
     for lines, expected in (((text + " " + fact + " " + text, question), fact), ((fact, question, "/regenerate"), fact), ((fact, text, "/undo", question), fact),
                             ((other, "/edit " + fact, question), fact), ((fact, question, "/undo", "/undo", other, question), other)):
         out = said(*lines)
         expect(out[-1] == expected, lines, out)
-    found = answer("niah", "-m", HYBRID, "--lengths", "700,1500", "--depths", "3")
-    expect(found["found"] == found["total"] == 6, found)
+    found = answer("niah", "-m", HYBRID, "--lengths", "700" if SANITIZED else "700,1500", "--depths", "2" if SANITIZED else "3")
+    expect(found["found"] == found["total"] == (2 if SANITIZED else 6), found)
 
 
 def a_running_model_stays_within_its_plan():
