@@ -74,13 +74,18 @@ static const attn_case kernel_cases[] = {
     {{7, 1, 64}, 21, 32, 0, 0, 0, FKV_ROTATE_V, FKV_F16, FKV_F32, true, 1, {{300, 2}}, .opens = true},
     /* latent layers: more splits than ranges of splits in attend_merge.h, windows, all bit widths and group sizes, several RoPE
      * steps per warp, and more query heads than a block has rows */
-    {{16, 1, 512, 64}, 1, 64, 0, 0, 0, FKV_ROTATE_NONE, FKV_F16, FKV_F32, true, 3, {{1200, 1}, {61, 11}, {0, 1}}},
-    {{5, 1, 256, 32}, 3, 32, 40, 4, 30, FKV_ROTATE_K, FKV_BF16, FKV_F32, true, 2, {{100, 1}, {60, 4}}, .sinks = 2},
+    {{16, 1, 512, 64}, 1, 64, 0, 0, 0, FKV_ROTATE_NONE, FKV_F16, FKV_F32, true, 3, {{1200, 1}, {61, 8}, {0, 1}}},
+    {{5, 1, 256, 32}, 3, 32, 40, 4, 30, FKV_ROTATE_K, FKV_BF16, FKV_F32, true, 2, {{100, 1}, {60, 11}}, .sinks = 2},
     {{20, 1, 64, 32}, 7, 16, 0, 0, 0, FKV_ROTATE_NONE, FKV_F16, FKV_BF16, false, 2, {{300, 1}, {30, 4}}},
     {{16, 1, 192, 48}, 0, 64, 0, 0, 0, FKV_ROTATE_K, FKV_BF16, FKV_F32, true, 2, {{130, 1}, {62, 3}}},
     {{3, 1, 128, 16}, 0, 64, 200, 16, 0, FKV_ROTATE_NONE, FKV_F16, FKV_F16, true, 2, {{300, 1}, {63, 3}}},
     {{4, 1, 128, 64}, 8, 128, 0, 0, 0, FKV_ROTATE_K, FKV_F16, FKV_F32, false, 1, {{140, 2}}},
     {{4, 1, 128, 16}, 6, 256, 0, 0, 0, FKV_ROTATE_K, FKV_F16, FKV_F32, false, 1, {{280, 1}}},
+    /* latent layers with a prefill kernel: windows, soft caps, small and large pages, bfloat16 pages, and more query heads than a
+     * prefill block has rows */
+    {{5, 1, 512, 64}, 1, 16, 100, 20, 30, FKV_ROTATE_K, FKV_BF16, FKV_F32, true, 2, {{150, 1}, {14, 8}}, .sinks = 2},
+    {{20, 1, 512, 64}, 1, 128, 0, 0, 0, FKV_ROTATE_K, FKV_F16, FKV_F32, true, 2, {{140, 1}, {60, 4}}},
+    {{72, 1, 512, 64}, 1, 32, 0, 0, 0, FKV_ROTATE_NONE, FKV_BF16, FKV_BF16, false, 1, {{40, 1}}},
 };
 enum { N_KERNEL_CASES = sizeof kernel_cases / sizeof kernel_cases[0] };
 
@@ -112,7 +117,11 @@ static inline bool kernel_case_has(uint32_t i, int kernel) {
     /* values of fkv_kernel */
     enum { WRITE, COPY_PAGES, PUT_NUMBERS, DECODE, MERGE, DECODE_MERGE, SEAL = KERNEL_SIMDGROUP_DECODE - 1 };
     const attn_shape *shape = &kernel_cases[i].shape;
-    if (shape->rope_dim != 0) return kernel <= DECODE_MERGE; /* latent layers have no prefill kernel and no Metal kernels */
+    if (shape->rope_dim != 0) { /* latent layers have no Metal kernels, and only some of them have a prefill kernel */
+        const fkv_codec_config *k = &attn_codecs[kernel_cases[i].codec].k;
+        const bool prefill = shape->head_dim == 512 && shape->rope_dim == 64 && k->bits == 8 && k->group == 64;
+        return kernel <= DECODE_MERGE || (prefill && (kernel < SEAL || kernel == KERNEL_PLAIN_PREFILL));
+    }
     if (kernel == SEAL) return kernel_cases[i].opens;
     if (kernel == KERNEL_LONE_PREFILL) return i == LONE_PREFILL_CASE;
     if (kernel == KERNEL_SIMDGROUP_DECODE)

@@ -59,6 +59,10 @@ static void put_prefill_shape(FILE *file, fkv_kernel_device device, const fkv_at
 
 static void put_warpgroup_prefill(FILE *file, const fkv_attn_layer *layer) {
     fputs(fkv_kernel_file_warpgroup_host, file);
+    if (layer->rope_dim != 0) {
+        fputs(fkv_kernel_file_prefill_latent, file);
+        return;
+    }
     fputs(fkv_kernel_file_prefill_shape, file);
     fputs(layer->sealed ? fkv_kernel_file_prefill_sealed : fkv_kernel_file_prefill_unpack, file);
     if (layer->sealed) fputs(fkv_kernel_file_prefill_share, file);
@@ -108,11 +112,15 @@ static void put_variants(FILE *file, uint32_t i, const fkv_attn_layer *layer) {
     put_hopper_prefill(file, layer);
     if (kernel_case_has(i, KERNEL_LONE_PREFILL)) put_lone_prefill(file, layer);
     if (layer->sealed) fputs(fkv_kernel_file_seal, file);
-    put_simdgroups(file, i, layer);
+    const bool latent = layer->rope_dim != 0;
+    if (latent)
+        put_prefill_shape(file, FKV_KERNEL_METAL, layer);
+    else
+        put_simdgroups(file, i, layer);
     if (!kernel_case_has(i, KERNEL_PLAIN_PREFILL)) return;
     fputs("namespace plain {\n", file);
-    if (!layer->sealed) fprintf(file, "%s%s", fkv_kernel_file_plain_rows, fkv_kernel_file_plain_tile);
-    fprintf(file, "%s}\n", fkv_kernel_file_prefill_plain);
+    if (!layer->sealed) fprintf(file, "%s%s", fkv_kernel_file_plain_rows, latent ? "" : fkv_kernel_file_plain_tile);
+    fprintf(file, "%s}\n", latent ? fkv_kernel_file_prefill_plain_latent : fkv_kernel_file_prefill_plain);
 }
 
 static const char *host_type_of(const char *name) {

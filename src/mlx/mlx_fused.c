@@ -104,7 +104,7 @@ static bool same_kind(const fkv_mlx_layer *one, const fkv_mlx_layer *other) {
 static bool same_cut(const fkv_step_plan *a, const fkv_step_plan *b) {
     return a->page_tokens == b->page_tokens && a->window == b->window && a->n_sinks == b->n_sinks &&
            a->heads_per_kv == b->heads_per_kv && a->blocks_per_kv == b->blocks_per_kv && a->tile_queries == b->tile_queries &&
-           a->sealed == b->sealed && a->latent == b->latent;
+           a->sealed == b->sealed && a->latent == b->latent && a->items_only == b->items_only;
 }
 
 static mlx_array first_dependency(fkv_mlx_graph *g) {

@@ -180,17 +180,25 @@ static bool has_book_walk(const fkv_attn_layer *layer) {
            heads_per_kv(layer) <= 4 && layer->block.page_tokens >= 2 * FKV_SEALED_TOKENS;
 }
 
+static bool is_latent(const fkv_attn_layer *layer) { return layer->rope_dim != 0; }
+
+/* Returns true if prefill of a latent layer uses prefill_latent.h. */
+static bool has_latent_prefill(const fkv_attn_layer *layer) {
+    const fkv_codec *codec = &layer->block.codec[FKV_SIDE_K];
+    return codec->kind == FKV_CODEC_AFFINE && codec->bits == 8 && codec->group == 64 && layer->head_dim == 512 &&
+           layer->rope_dim == 64 && !layer->sealed;
+}
+
 /* In addition to the conditions for decode, prefill requires that a sealed page is exactly one tile of keys. Layers with codebook
  * codes use matrix instructions only in decode. */
 bool fkv_prefill_has_warpgroups(const fkv_attn_layer *layer) {
+    if (is_latent(layer)) return has_latent_prefill(layer);
     if (!layer->sealed) return !is_kind(layer, FKV_CODEC_TURBO);
     return has_sealed_mma(layer) && layer->head_dim <= SLAB && layer->block.page_tokens == PREFILL_KEYS;
 }
 
 /* Layout of decode_latent.h, which checks the size of its shared memory with static_assert. */
 enum { LATENT_SLAB = 64, LATENT_TILE = 32, LATENT_STAGES = 3, LATENT_ROWS = 16, LATENT_WARPS = 16, ROPE_STEP = 16 };
-
-static bool is_latent(const fkv_attn_layer *layer) { return layer->rope_dim != 0; }
 
 bool fkv_kernels_support(fkv_kernel_device device, const fkv_attn_layer *layer) {
     if (layer->calibrated) return false;
@@ -244,8 +252,8 @@ static uint32_t decode_threads(fkv_kernel_device device, const fkv_attn_layer *l
 /* ---- prefill shapes ---- */
 
 enum {
-    PREFILL_THREADS = 384, /* three warpgroups */
-    PREFILL_SEALED_THREADS = 512,
+    PREFILL_THREADS = 384,      /* three warpgroups */
+    PREFILL_MORE_THREADS = 512, /* sealed and latent layers */
     PREFILL_ROWS = 128,
     PREFILL_WIDE_ROWS = 64, /* rows per block if the accumulators of a row are divided between two warpgroups */
     WIDE_HEAD = 256,
@@ -269,7 +277,7 @@ uint32_t fkv_prefill_queries(fkv_kernel_device device, const fkv_attn_layer *lay
 
 static uint32_t prefill_threads(fkv_kernel_device device, const fkv_attn_layer *layer) {
     if (device == FKV_KERNEL_METAL) return METAL_THREADS;
-    return layer->sealed && fkv_prefill_has_warpgroups(layer) ? PREFILL_SEALED_THREADS : PREFILL_THREADS;
+    return (layer->sealed || is_latent(layer)) && fkv_prefill_has_warpgroups(layer) ? PREFILL_MORE_THREADS : PREFILL_THREADS;
 }
 
 /* Parameters of page sharing between prefill blocks (prefill_share.h). An H200 runs slightly more than eight groups of 16 blocks
@@ -309,7 +317,7 @@ static bool is_prefill(fkv_kernel kernel) { return kernel == FKV_KERNEL_PREFILL 
 
 uint32_t fkv_kernel_shared_bytes(fkv_kernel_device device, fkv_kernel kernel, const fkv_attn_layer *layer, uint32_t decode_rows) {
     if (device != FKV_KERNEL_CUDA) return 0;
-    if (is_latent(layer)) return is_decode(kernel) ? latent_shared_bytes(layer) : 0;
+    if (is_latent(layer) && is_decode(kernel)) return latent_shared_bytes(layer);
     if (layer->sealed && is_decode(kernel)) return ALL_SHARED_BYTES / fkv_decode_blocks(layer, decode_rows) - SYSTEM_SHARED_BYTES;
     return is_prefill(kernel) ? PREFILL_SHARED_BYTES : 0;
 }
@@ -388,7 +396,23 @@ static void emit_plain_prefill(source_buffer *w) {
     emit_text(w, fkv_kernel_file_prefill_plain);
 }
 
+static void emit_latent_prefill(source_buffer *w, fkv_kernel_device device) {
+    if (device == FKV_KERNEL_CUDA) emit_text(w, "#ifdef __CUDA_ARCH_FEAT_SM90_ALL\n");
+    emit_text(w, device == FKV_KERNEL_CUDA ? fkv_kernel_file_warpgroup_cuda : fkv_kernel_file_warpgroup_host);
+    emit_text(w, fkv_kernel_file_prefill_latent);
+    if (device != FKV_KERNEL_CUDA) return;
+    emit_text(w, "#else\n");
+    emit_text(w, fkv_kernel_file_plain_rows);
+    emit_text(w, fkv_kernel_file_prefill_plain_latent);
+    emit_text(w, "#endif\n");
+}
+
 static void emit_prefill(source_buffer *w, fkv_kernel_device device, const fkv_attn_layer *layer) {
+    if (is_latent(layer)) {
+        emit_latent_prefill(w, device);
+        emit_text(w, fkv_kernel_file_copy_decoded);
+        return;
+    }
     switch (device) {
     case FKV_KERNEL_CUDA:
         if (!fkv_prefill_has_warpgroups(layer)) {

@@ -24,8 +24,7 @@ typedef enum fkv_kernel {
 } fkv_kernel;
 
 /* Returns true if there are kernels for this layer. The layer must not be a latent layer on Metal, a latent layer with a head
- * dimension that is not a multiple of 64, with codebook codes or with many RoPE channels, or a layer with calibrated keys. Latent
- * layers have no prefill kernel. */
+ * dimension that is not a multiple of 64, with codebook codes or with many RoPE channels, or a layer with calibrated keys. */
 FKV_INTERNAL bool fkv_kernels_support(fkv_kernel_device device, const fkv_attn_layer *layer);
 
 /* Returns the number of rows (queries x query heads per KV head) that a decode block processes. item_queries is the word
@@ -46,8 +45,8 @@ uint32_t fkv_decode_blocks(const fkv_attn_layer *layer, uint32_t decode_rows);
 FKV_INTERNAL uint32_t fkv_prefill_rows(fkv_kernel_device device, const fkv_attn_layer *layer);
 FKV_INTERNAL uint32_t fkv_prefill_queries(fkv_kernel_device device, const fkv_attn_layer *layer);
 
-/* Returns true if prefill of this layer uses warpgroup matrix instructions on devices that have them, and false if it always uses
- * plain loops. */
+/* Returns true if prefill of this layer uses warpgroup matrix instructions on devices that have them. Otherwise, prefill always
+ * uses plain loops or, in a latent layer, the decode kernel. */
 bool fkv_prefill_has_warpgroups(const fkv_attn_layer *layer);
 
 /* Returns the size, in bytes, of the device memory through which prefill blocks share unpacked pages (prefill_share.h), or 0 if

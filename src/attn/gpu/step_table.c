@@ -33,7 +33,8 @@ fkv_step_plan fkv_step_plan_of(const fkv_attn_layer *layer, uint32_t tile_querie
                            .blocks_per_kv = per_kv > 2 && layer->sealed ? per_kv - 2 : per_kv,
                            .tile_queries = tile_queries,
                            .sealed = layer->sealed,
-                           .latent = layer->rope_dim != 0};
+                           .latent = layer->rope_dim != 0,
+                           .items_only = layer->rope_dim != 0 && !fkv_prefill_has_warpgroups(layer)};
 }
 
 /* Returns the largest n with n * n <= x. */
@@ -238,7 +239,7 @@ static void add_row_sections(const fkv_step_plan *plan, const fkv_attn_row *row,
     if (words != NULL) write_row_entry(plan, row, r, s, words);
     for (uint32_t first = 0; first < row->n_tokens;) {
         uint32_t n = fkv_min_u32(plan->tile_queries, row->n_tokens - first);
-        if (is_decode(row) || plan->latent) {
+        if (is_decode(row) || plan->items_only) {
             n = item_length(plan, row, first);
             write_item(plan, row, r, first, n, s, words);
         } else {

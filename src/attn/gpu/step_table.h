@@ -15,7 +15,8 @@ typedef struct fkv_step_plan {
     uint32_t heads_per_kv;
     uint32_t blocks_per_kv; /* maximum number of splits per KV head, not counting splits of open pages */
     uint32_t tile_queries;  /* queries per prefill tile */
-    bool latent;            /* true for a latent layer, whose queries all become decode items */
+    bool latent;            /* true for a latent layer */
+    bool items_only;        /* true for a latent layer without a prefill kernel, whose queries all become decode items */
     bool sealed;            /* true for a sealed layer; otherwise, fkv_attn_row.open is not read */
 } fkv_step_plan;
 

@@ -94,8 +94,8 @@
 #define FKV_SEAL_TO 1   /* page in the layer's own pool */
 #define FKV_SEAL_WORDS 2
 
-/* Rows (sequences) with at most this many new tokens become decode items. Longer rows become prefill tiles or, in a latent layer,
- * decode items with larger splits. */
+/* Rows (sequences) with at most this many new tokens become decode items. Longer rows become prefill tiles or, in a latent layer
+ * without a prefill kernel, decode items with larger splits. */
 #define FKV_ITEM_QUERIES 8
 
 #endif

@@ -189,7 +189,8 @@ FKV_FN fkv_words4 fkv_shared16(const fkv_u32 *at) {
 }
 
 /* Starts copying 16 bytes of a page to shared memory (cp.async). fkv_async_copy_commit() ends a group of copies.
- * fkv_async_copy_wait_but_last() waits for all of the thread's groups except the last one. */
+ * fkv_async_copy_wait_but_last() waits for all of the thread's groups except the last one, and fkv_async_copy_wait() for all of
+ * the thread's groups. */
 FKV_FN void fkv_async_copy16(fkv_u32 *to, const fkv_u8 *at) {
     asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"((fkv_u32)__cvta_generic_to_shared(to)), "l"(at)
                  : "memory");
@@ -199,6 +200,7 @@ FKV_FN void fkv_async_copy_wait_but_last() {
     asm volatile("cp.async.wait_group 1;" ::: "memory");
     __syncwarp();
 }
+FKV_FN void fkv_async_copy_wait() { asm volatile("cp.async.wait_group 0;" ::: "memory"); }
 
 /* Adds 1 to a counter in device memory and returns its previous value. What the block stored before a barrier that precedes the
  * call is visible to every block that later increments the counter, after a barrier that follows its own call. */

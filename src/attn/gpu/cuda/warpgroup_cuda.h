@@ -121,6 +121,52 @@ template <int KEYS, int COLS> FKV_FN void fkv_wg_values(fkv_shared, float *d, co
     }
 }
 
+template <bool BF16, bool ADD> FKV_FN void fkv_wg_scores_as(fkv_shared s, float *d, fkv_u32 q_at, fkv_u32 k_at) {
+    fkv_u64 a = FKV_WG_DESCRIPTOR(q_at);
+    fkv_u64 b = FKV_WG_DESCRIPTOR(k_at);
+    if constexpr (!BF16)
+        fkv_wg_scores<64, ADD>(s, d, q_at, k_at);
+    else if constexpr (ADD)
+        asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" FKV_REGS32 "}, %32, %33, 1, 1, 1, 0, 0;"
+                     : FKV_ACC32("+f", d, 0)
+                     : "l"(a), "l"(b));
+    else
+        asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" FKV_REGS32 "}, %32, %33, 0, 1, 1, 0, 0;"
+                     : FKV_ACC32("=f", d, 0)
+                     : "l"(a), "l"(b));
+}
+
+#define FKV_WG_BYTES(type, add, how)                                                                                             \
+    asm volatile("wgmma.mma_async.sync.aligned.m64n64k32.s32." type ".u8 {" FKV_REGS32 "}, %32, %33, " add ";"                   \
+                 : FKV_ACC32(how, d, 0)                                                                                          \
+                 : "l"(a), "l"(b))
+template <bool SIGNED, bool ADD> FKV_FN void fkv_wg_bytes(fkv_shared, int *d, fkv_u32 q_at, fkv_u32 k_at) {
+    fkv_u64 a = FKV_WG_DESCRIPTOR(q_at);
+    fkv_u64 b = FKV_WG_DESCRIPTOR(k_at);
+    if constexpr (SIGNED && ADD)
+        FKV_WG_BYTES("s8", "1", "+r");
+    else if constexpr (SIGNED)
+        FKV_WG_BYTES("s8", "0", "=r");
+    else if constexpr (ADD)
+        FKV_WG_BYTES("u8", "1", "+r");
+    else
+        FKV_WG_BYTES("u8", "0", "=r");
+}
+
+template <int KEYS, int COLS> FKV_FN void fkv_wg_values_shared(fkv_shared, float *d, fkv_u32 p_at, fkv_u32 v_at) {
+    static_assert(COLS % 128 == 0, "unsupported number of columns");
+    constexpr fkv_u32 block = KEYS * 128 / 16;
+    fkv_u64 a = FKV_WG_DESCRIPTOR(p_at);
+#pragma unroll
+    for (int c = 0; c < COLS / 128; c++) {
+        float *o = d + c * 64;
+        fkv_u64 b = FKV_WG_DESCRIPTOR(v_at + (fkv_u32)(c * 2) * block + (block << 16));
+        asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {" FKV_REGS64 "}, %64, %65, 1, 1, 1, 0, 1;"
+                     : FKV_ACC64("+f", o, 0)
+                     : "l"(a), "l"(b));
+    }
+}
+
 FKV_FN void fkv_wg_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 FKV_FN void fkv_wg_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 template <int LEFT> FKV_FN void fkv_wg_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LEFT) : "memory"); }
@@ -128,6 +174,10 @@ template <int LEFT> FKV_FN void fkv_wg_wait() { asm volatile("wgmma.wait_group.s
 template <int N> FKV_FN void fkv_wg_settle(float *d) {
 #pragma unroll
     for (int i = 0; i < N; i++) asm volatile("" : "+f"(d[i])::"memory");
+}
+template <int N> FKV_FN void fkv_wg_settle_ints(int *d) {
+#pragma unroll
+    for (int i = 0; i < N; i++) asm volatile("" : "+r"(d[i])::"memory");
 }
 template <int N> FKV_FN void fkv_wg_settle_bits(fkv_u32 *d) {
 #pragma unroll

@@ -104,6 +104,7 @@ FKV_FN fkv_words4 fkv_shared16(const fkv_u32 *at) { return fkv_host_load<fkv_wor
 FKV_FN void fkv_async_copy16(fkv_u32 *to, const fkv_u8 *at) { memcpy(to, __builtin_assume_aligned(at, 16), 16); }
 FKV_FN void fkv_async_copy_commit() {}
 FKV_FN void fkv_async_copy_wait_but_last() { fkv_sync_warp(); }
+FKV_FN void fkv_async_copy_wait() {}
 
 FKV_FN fkv_host_word &fkv_host_atomic(fkv_u32 *word) { return *reinterpret_cast<fkv_host_word *>(word); }
 FKV_FN fkv_u32 fkv_fetch_increment(fkv_u32 *word) { return fkv_host_atomic(word).fetch_add(1); }

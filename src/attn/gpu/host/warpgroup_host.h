@@ -22,6 +22,14 @@ FKV_FN float fkv_host_half(fkv_shared s, fkv_u32 at) {
     return fkv_f16_to_f32(bits);
 }
 
+FKV_FN float fkv_host_bfloat(fkv_shared s, fkv_u32 at) {
+    at ^= (at / 128 % 8) * 16;
+    fkv_u16 bits;
+    memcpy(&bits, s.base + at, sizeof bits);
+    return fkv_float_of((fkv_u32)bits << 16);
+}
+FKV_FN fkv_u8 fkv_host_byte(fkv_shared s, fkv_u32 at) { return s.base[at ^ (at / 128 % 8) * 16]; }
+
 /* The next two functions return the row (within the warp's 16 rows) and the column of a thread's i-th accumulator. */
 FKV_FN fkv_u32 fkv_host_row(fkv_u32 lane, int i) { return lane / 4 + (fkv_u32)i / 2 % 2 * 8; }
 FKV_FN fkv_u32 fkv_host_column(fkv_u32 lane, int i) { return (fkv_u32)i / 4 * 8 + lane % 4 * 2 + (fkv_u32)i % 2; }
@@ -72,6 +80,46 @@ template <int KEYS, int COLS> FKV_FN void fkv_wg_values(fkv_shared s, float *d, 
     }
 }
 
+/* Computes the same products as fkv_wg_scores() for 64 keys, with operands of type bfloat16 if BF16 is true. */
+template <bool BF16, bool ADD> FKV_FN void fkv_wg_scores_as(fkv_shared s, float *d, fkv_u32 q_at, fkv_u32 k_at) {
+    fkv_u32 lane = s.index % 32;
+    for (int i = 0; i < 32; i++) {
+        fkv_u32 row = s.index / 32 % 4 * 16 + fkv_host_row(lane, i);
+        float sum = ADD ? d[i] : 0.0f;
+        for (fkv_u32 k = 0; k < 16; k++) {
+            fkv_u32 a = q_at * 16 + row * 128 + k * 2, b = k_at * 16 + fkv_host_column(lane, i) * 128 + k * 2;
+            sum += BF16 ? fkv_host_bfloat(s, a) * fkv_host_bfloat(s, b) : fkv_host_half(s, a) * fkv_host_half(s, b);
+        }
+        d[i] = sum;
+    }
+}
+
+/* Computes d = q . k, or d += q . k if ADD is true, over 32 channels, for 64 rows of q and 64 rows of k. q consists of signed
+ * bytes if SIGNED is true and of unsigned bytes otherwise. k consists of unsigned bytes. */
+template <bool SIGNED, bool ADD> FKV_FN void fkv_wg_bytes(fkv_shared s, int *d, fkv_u32 q_at, fkv_u32 k_at) {
+    fkv_u32 lane = s.index % 32;
+    for (int i = 0; i < 32; i++) {
+        fkv_u32 row = s.index / 32 % 4 * 16 + fkv_host_row(lane, i);
+        int sum = ADD ? d[i] : 0;
+        for (fkv_u32 k = 0; k < 32; k++) {
+            fkv_u8 byte = fkv_host_byte(s, q_at * 16 + row * 128 + k);
+            sum += (SIGNED ? (int8_t)byte : byte) * fkv_host_byte(s, k_at * 16 + fkv_host_column(lane, i) * 128 + k);
+        }
+        d[i] = sum;
+    }
+}
+
+/* Computes the same products as fkv_wg_values(), with the operand p in shared memory. */
+template <int KEYS, int COLS> FKV_FN void fkv_wg_values_shared(fkv_shared s, float *d, fkv_u32 p_at, fkv_u32 v_at) {
+    fkv_u32 lane = s.index % 32;
+    for (int i = 0; i < COLS / 2; i++) {
+        fkv_u32 row = s.index / 32 % 4 * 16 + fkv_host_row(lane, i), column = fkv_host_column(lane, i);
+        for (fkv_u32 k = 0; k < 16; k++)
+            d[i] += fkv_host_half(s, p_at * 16 + row * 128 + k * 2) *
+                    fkv_host_half(s, v_at * 16 + column / 64 * (KEYS * 128) + k * 128 + column % 64 * 2);
+    }
+}
+
 /* fkv_wg_begin() makes earlier register writes visible to the products that follow, fkv_wg_commit() ends a group of products, and
  * fkv_wg_wait() waits until at most LEFT groups are pending. */
 FKV_FN void fkv_wg_begin() {}
@@ -79,6 +127,7 @@ FKV_FN void fkv_wg_commit() {}
 template <int LEFT> FKV_FN void fkv_wg_wait() {}
 template <int N> FKV_FN void fkv_wg_settle(float *) {}
 template <int N> FKV_FN void fkv_wg_settle_bits(fkv_u32 *) {}
+template <int N> FKV_FN void fkv_wg_settle_ints(int *) {}
 template <int N> FKV_FN void fkv_more_registers() {}
 template <int N> FKV_FN void fkv_fewer_registers() {}
 
