@@ -1,34 +1,34 @@
 /* Warpgroup prefill of latent pages with 8-bit codes, on sm_90a and emulated on the host. Grid: (tile of the step table, 1, slice
  * of LP_ROWS rows of queries x heads). The keys are processed in tiles of LP_KEYS tokens. Scores never leave the thread block.
  *
- * Warpgroup 0 copies packed tiles to shared memory with cp.async, two tiles ahead, and decodes them to fp16 values, 16 tokens at
- * a time. Warpgroup 1 computes scores and softmax weights. Warpgroups 2 and 3 multiply the weights by the values, each for half
- * of the channels. The weights of a tile are multiplied while the scores of the next tile are computed.
+ * Warpgroup 0 copies packed tiles to shared memory with cp.async. Warpgroup 1 computes scores and softmax weights. Warpgroups 2
+ * and 3 decode the codes to fp16 values in registers and multiply them by the weights, each for half of the channels. The weights
+ * of a tile are multiplied while the scores of the next tile are computed.
  *
  * Scores are integer products: each query value is an integer of LP_DIGITS bytes, and the codes of a page are used as they are. A
- * score is the sum over scale groups of s * (q . codes) + b * sum(q), in float, where s and b are the scale and bias of the
- * group. The RoPE channels of a query are split into two 16-bit floating-point values. Weights and values are rounded to fp16.
+ * score is the sum over scale groups of s * (q . codes) + b * sum(q), where s and b are the scale and bias of the group. The RoPE
+ * channels and the sums of a query are split into two and three 16-bit floating-point values. Weights and values are rounded to
+ * fp16.
  *
  * The result of a row does not depend on batching: tiles start at multiples of LP_KEYS, masked tiles add only zeros, and a row's
- * sums are rescaled only when its own maximum grows. Bottleneck: the conversion of integer sums to scores in warpgroup 1.
+ * sums are rescaled only when its own maximum grows. Bottleneck: the scores of warpgroup 1.
  */
 constexpr int LP_ROWS = FKV_PREFILL_ROWS;
 constexpr int LP_THREADS = FKV_PREFILL_THREADS;
 constexpr int LP_KEYS = 64;
 constexpr int LP_GROUP = 64; /* channels per scale group */
 constexpr int LP_GROUPS = FKV_D / LP_GROUP;
-constexpr int LP_SLOT_KEYS = 16; /* tokens that are decoded at a time */
-constexpr int LP_UNITS = LP_KEYS / LP_SLOT_KEYS;
 constexpr int LP_COLS = FKV_D / 2; /* channels of warpgroup 2 or 3 */
 /* Rotated queries have no channels that are much larger than the others, so 16 bits are sufficient. */
 constexpr int LP_DIGITS = FKV_ROTATE_K ? 2 : 3;
-constexpr float LP_LARGEST = LP_DIGITS == 2 ? 32767.0f : 8388607.0f; /* largest query integer */
+/* Largest query integer. The dot product of 64 such integers and codes fits into 32 bits. */
+constexpr float LP_LARGEST = LP_DIGITS == 2 ? 32767.0f : 131071.0f;
 static_assert(LP_ROWS == 64 && LP_THREADS == 512 && FKV_G == 1, "rows and threads must match kernel_source.c");
 static_assert(FKV_D == 512 && FKV_ROPE == 64 && FKV_K_BITS == 8 && FKV_K_GROUP == LP_GROUP && FKV_V_BITS == 16,
               "see fkv_prefill_has_warpgroups()");
 
 /* Numbers of registers per thread. The sum over the four warpgroups is the initial allocation, 512. */
-enum { LP_REGS_FEED = 56, LP_REGS_SCORE = 136, LP_REGS_MULTIPLY = 160 };
+enum { LP_REGS_FEED = 24, LP_REGS_SCORE = 136, LP_REGS_MULTIPLY = 176 };
 
 /* ---- shared memory layout, in bytes from the base ---- */
 
@@ -38,32 +38,32 @@ constexpr int LP_BLOCK_BYTES = 64 * 128; /* a block with 64 rows */
 constexpr int LP_Q_BYTES = FKV_D / 128 * LP_BLOCK_BYTES;
 constexpr int LP_CODES_BYTES = FKV_D / 128 * LP_BLOCK_BYTES;
 constexpr int LP_SCALES_BYTES = LP_GROUPS * LP_KEYS * 4;
-constexpr int LP_BIASES_BYTES = LP_GROUPS * LP_KEYS * 2;
-constexpr int LP_SLOT_BYTES = LP_SLOT_KEYS * LP_COLS * 2;
+constexpr int LP_LINES_BYTES = LP_GROUPS * LP_KEYS * 4;
 constexpr int LP_AT_Q = 0; /* [digits] bytes of the queries; the first matrix holds the highest bytes, which are signed */
-constexpr int LP_AT_Q_ROPE = LP_AT_Q + LP_DIGITS * LP_Q_BYTES;      /* RoPE channels of the queries, two terms */
-constexpr int LP_AT_CODES = LP_AT_Q_ROPE + 2 * LP_BLOCK_BYTES;      /* [2 stages] */
-constexpr int LP_AT_ROPE = LP_AT_CODES + 2 * LP_CODES_BYTES;        /* [2 stages] RoPE channels of the keys */
-constexpr int LP_AT_V = LP_AT_ROPE + 2 * LP_BLOCK_BYTES;            /* decoded values: one slot each for warpgroups 2 and 3 */
-constexpr int LP_AT_P = LP_AT_V + 2 * LP_SLOT_BYTES;                /* softmax weights: 64 rows of 64 fp16 values */
-constexpr int LP_AT_SCALES = LP_AT_P + LP_BLOCK_BYTES;              /* [2 stages, groups, tokens] in float; see lp_line_at() */
-constexpr int LP_AT_BIASES = LP_AT_SCALES + 2 * LP_SCALES_BYTES;    /* [2 stages, groups, tokens] in 16 bits, as in the page */
-constexpr int LP_AT_SUMS = LP_AT_BIASES + 2 * LP_BIASES_BYTES;      /* [groups, rows] sums of the query integers, in float */
-constexpr int LP_AT_FACTORS = LP_AT_SUMS + LP_GROUPS * LP_ROWS * 4; /* [rows] factors that convert scores to base-2 exponents */
-constexpr int LP_AT_RATIOS = LP_AT_FACTORS + LP_ROWS * 4;     /* [rows] factors for the dot products over the RoPE channels */
-constexpr int LP_AT_SHRINKS = LP_AT_RATIOS + LP_ROWS * 4;     /* [rows] factors for the sums of the previous tiles */
-constexpr int LP_AT_INVERSES = LP_AT_SHRINKS + LP_ROWS * 4;   /* [rows] factors of the outputs */
+constexpr int LP_AT_Q_ROPE = LP_AT_Q + LP_DIGITS * LP_Q_BYTES; /* RoPE channels of the queries, two terms */
+constexpr int LP_AT_CODES = LP_AT_Q_ROPE + 2 * LP_BLOCK_BYTES; /* [2 stages] */
+constexpr int LP_AT_ROPE = LP_AT_CODES + 2 * LP_CODES_BYTES;   /* [2 stages] RoPE channels of the keys */
+constexpr int LP_AT_P = LP_AT_ROPE + 2 * LP_BLOCK_BYTES;       /* softmax weights: 64 rows of 64 fp16 values */
+/* One block: row i contains the biases of token i in two stages (32 bytes each, see lp_put_tile()) and the sums of query row i.
+ */
+constexpr int LP_AT_BIASES = LP_AT_P + LP_BLOCK_BYTES;
+constexpr int LP_AT_SCALES = LP_AT_BIASES + LP_BLOCK_BYTES;     /* [2 stages, groups, tokens] in float; see lp_scale_at() */
+constexpr int LP_AT_LINES = LP_AT_SCALES + 2 * LP_SCALES_BYTES; /* [2 stages] scales and biases in 16 bits; see lp_line_at() */
+constexpr int LP_AT_FACTORS = LP_AT_LINES + 2 * LP_LINES_BYTES; /* [rows] factors that convert scores to base-2 exponents */
+constexpr int LP_AT_RATIOS = LP_AT_FACTORS + LP_ROWS * 4;   /* [rows] factors for the dot products over RoPE channels and sums */
+constexpr int LP_AT_SHRINKS = LP_AT_RATIOS + LP_ROWS * 4;   /* [rows] factors for the sums of the previous tiles */
+constexpr int LP_AT_INVERSES = LP_AT_SHRINKS + LP_ROWS * 4; /* [rows] factors of the outputs */
 constexpr int LP_AT_NONFINITE = LP_AT_INVERSES + LP_ROWS * 4; /* [rows] one byte: 1 if a non-finite value is visible to the row */
 constexpr int LP_AT_MBARRIERS = LP_AT_NONFINITE + LP_ROWS;
 constexpr int LP_SHARED_BYTES = LP_AT_MBARRIERS + 16 * 8;
 constexpr int LP_OUT_STRIDE = FKV_D + 4; /* floats between output rows, which overwrite the queries and the codes */
 static_assert(1024 + LP_SHARED_BYTES <= 227 * 1024, "the block needs too much shared memory");
-static_assert(LP_ROWS * LP_OUT_STRIDE * 4 <= LP_AT_SUMS, "the output rows must not overwrite their factors");
-static_assert(LP_THREADS / 32 * FKV_D * 4 <= LP_AT_V - LP_AT_CODES, "not enough space for the queries that are being converted");
+static_assert(LP_ROWS * LP_OUT_STRIDE * 4 <= LP_AT_FACTORS, "the output rows must not overwrite their factors");
+static_assert(LP_THREADS / 32 * FKV_D * 4 <= 2 * LP_CODES_BYTES, "not enough space for the queries that are being converted");
 
 /* Kinds of mbarriers. LP_FULL: a packed tile has arrived. LP_EMPTY: its buffer may be overwritten. The other kinds are the same
- * for decoded values and for softmax weights. */
-enum { LP_FULL, LP_EMPTY, LP_V_FULL, LP_V_EMPTY, LP_P_FULL, LP_P_EMPTY };
+ * for softmax weights. */
+enum { LP_FULL, LP_EMPTY, LP_P_FULL, LP_P_EMPTY };
 FKV_FN fkv_u32 lp_mbarrier(int kind, fkv_u32 stage) { return (fkv_u32)LP_AT_MBARRIERS + ((fkv_u32)kind * 2 + stage) * 8; }
 
 /* Arrives at an mbarrier after all lanes of the warp. */
@@ -147,10 +147,10 @@ FKV_FN bool lp_is_masked(const lp_item &x, fkv_u32 key) {
 
 constexpr int LP_WARP_ROWS = LP_ROWS / (LP_THREADS / 32); /* rows that each warp converts */
 
-/* Converts a query row in shared memory to integers and stores their bytes, and the sums of the integers over each scale group.
- * Called by one warp. */
-FKV_FN void lp_put_query(fkv_shared s, fkv_u32 r, const float *row, float inverse) {
-    fkv_u32 lane = s.index % 32;
+/* Converts a query row in shared memory to integers and stores their bytes. sums: receives the sums of the integers over scale
+ * groups 2 * i + lane / 16. Returns the largest magnitude of a sum. Called by one warp. */
+FKV_FN float lp_put_query(fkv_shared s, fkv_u32 r, const float *row, float inverse, float *sums) {
+    fkv_u32 lane = s.index % 32, top = 0;
     FKV_UNROLL for (int i = 0; i < FKV_D / 128; i++) {
         fkv_u32 digits[LP_DIGITS] = {};
         float sum = 0;
@@ -164,7 +164,27 @@ FKV_FN void lp_put_query(fkv_shared s, fkv_u32 r, const float *row, float invers
         fkv_u32 at = (fkv_u32)(i * LP_BLOCK_BYTES) + lp_in_block(r, lane * 4);
         FKV_UNROLL for (int k = 0; k < LP_DIGITS; k++) fkv_put4(s, (fkv_u32)(LP_AT_Q + k * LP_Q_BYTES) + at, digits[k]);
         FKV_UNROLL for (fkv_u32 m = 1; m < 16; m *= 2) sum += fkv_shuffle_xor(sum, m);
-        if (lane % 16 == 0) lp_floats(s, LP_AT_SUMS)[((fkv_u32)i * 2 + lane / 16) * LP_ROWS + r] = sum;
+        sums[i] = sum;
+        top = fkv_max_bits(top, fkv_bits_of(sum) & 0x7fffffffu);
+    }
+    return fkv_float_of(fkv_warp_max_bits(top));
+}
+
+/* Returns x as the sum of three values of the page's type. */
+FKV_FN void lp_split(float x, fkv_u32 *terms) {
+    FKV_UNROLL for (int k = 0; k < 3; k++) {
+        terms[k] = (FKV_PAGE_BF16 ? fkv_pack_bf16(x, 0.0f) : fkv_pack_f16(x, 0.0f)) & 0xffffu;
+        x -= FKV_PAGE_BF16 ? fkv_float_of(terms[k] << 16) : fkv_f16_to_f32(terms[k]);
+    }
+}
+
+/* Stores the sums of a query: three terms for each of the eight groups, and zeros. */
+FKV_FN void lp_put_sums(fkv_shared s, fkv_u32 r, const float *sums, float inverse_ratio) {
+    FKV_UNROLL for (fkv_u32 i = 0; i < FKV_D / 128; i++) {
+        fkv_u32 terms[4] = {}, g = i * 2 + s.index % 32 / 16;
+        lp_split(sums[i] * inverse_ratio, terms);
+        if (s.index % 16 == 0)
+            FKV_UNROLL for (fkv_u32 k = 0; k < 4; k++) fkv_put2(s, LP_AT_BIASES + lp_in_block(r, 64 + k * 16 + g * 2), terms[k]);
     }
 }
 
@@ -184,7 +204,7 @@ FKV_FN void lp_put_rope(fkv_shared s, fkv_u32 r, float a, float b) {
 }
 
 /* Stores the queries in shared memory. Latent channels are divided by a unit, so that the largest one becomes LP_LARGEST. RoPE
- * channels are divided by a power of two, so that the largest one is below 2. Unused rows are 0. Called by all warps. */
+ * channels and sums are divided by a power of two, so that the largest one is below 2. Unused rows are 0. Called by all warps. */
 FKV_FN void lp_load_queries(fkv_shared s, const lp_item &x, const void *q) {
     fkv_u32 warp = s.index / 32, lane = s.index % 32;
     float *row = lp_floats(s, LP_AT_CODES) + warp * FKV_D;
@@ -210,13 +230,14 @@ FKV_FN void lp_load_queries(fkv_shared s, const lp_item &x, const void *q) {
         top = fkv_warp_max_bits(top);
         rope_top = fkv_warp_max_bits(rope_top);
         bool finite = top < 0x7f800000u && rope_top < 0x7f800000u;
-        fkv_u32 exponent = rope_top >> 23;
-        if (exponent == 0 || exponent > 253) exponent = 127;
-        float rope_unit = fkv_float_of(exponent << 23), rope_inverse = fkv_float_of((254 - exponent) << 23);
         /* the lower bounds keep all factors within the range of a float */
         float largest = finite ? fkv_max(fkv_max(fkv_float_of(top), fkv_float_of(rope_top) * (1.0f / 1048576.0f)), 1e-25f) : 1.0f;
         float inverse = LP_LARGEST / largest;
-        lp_put_query(s, r, row, inverse);
+        float sums[FKV_D / 128], top_sum = lp_put_query(s, r, row, inverse, sums);
+        fkv_u32 exponent = fkv_max_bits(rope_top, fkv_bits_of(top_sum * (largest * (1.0f / LP_LARGEST)))) >> 23;
+        if (exponent == 0 || exponent > 253) exponent = 127;
+        float rope_unit = fkv_float_of(exponent << 23), rope_inverse = fkv_float_of((254 - exponent) << 23);
+        lp_put_sums(s, r, sums, 1.0f / (rope_unit * inverse));
         lp_put_rope(s, r, rope[n][0] * rope_inverse, rope[n][1] * rope_inverse);
         if (lane == 0) {
             float factor = scale * sign * 1.44269504f * (largest * (1.0f / LP_LARGEST));
@@ -228,7 +249,7 @@ FKV_FN void lp_load_queries(fkv_shared s, const lp_item &x, const void *q) {
     }
 }
 
-/* ---- warpgroup 0: packed tiles and decoded values ---- */
+/* ---- warpgroup 0: packed tiles ---- */
 
 constexpr int LP_PAGES = FKV_PAGE_TOKENS < LP_KEYS ? LP_KEYS / FKV_PAGE_TOKENS : 1; /* pages per tile */
 
@@ -253,59 +274,53 @@ struct lp_line {
 
 /* Starts copying a packed tile to shared memory and loads the thread's scales or biases. */
 FKV_FN lp_line lp_copy(fkv_shared s, const lp_item &x, fkv_u32 tile, fkv_u32 page) {
-    lp_line line = {};
-    if (tile < x.n_tiles) {
-        const fkv_u32 stage = tile % 2, slot = lp_first_key(x, tile) % FKV_PAGE_TOKENS, lane = s.index % 32;
-        FKV_UNROLL for (fkv_u32 i = 0; i < LP_KEYS / 4; i++) { /* a warp copies the codes of one token */
-            fkv_u32 token = i * 4 + s.index / 32;
+    const fkv_u32 stage = tile % 2, slot = lp_first_key(x, tile) % FKV_PAGE_TOKENS, lane = s.index % 32;
+    FKV_NO_UNROLL
+    for (fkv_u32 first = s.index / 32; first < LP_KEYS; first += 16) { /* a warp copies the codes of one token at a time */
+        FKV_UNROLL for (fkv_u32 i = 0; i < 4; i++) {
+            fkv_u32 token = first + i * 4;
             const fkv_u8 *from =
                 lp_block(x, page, token) + FKV_K_CODES + (slot + token) % FKV_PAGE_TOKENS * FKV_K_ROW_BYTES + lane * 16;
             fkv_u32 to =
                 (fkv_u32)LP_AT_CODES + stage * LP_CODES_BYTES + lane / 8 * LP_BLOCK_BYTES + lp_in_block(token, lane % 8 * 16);
             fkv_async_copy16((fkv_u32 *)(s.base + to), from);
         }
-        FKV_UNROLL for (fkv_u32 i = 0; i < LP_KEYS / 16; i++) {
-            fkv_u32 token = i * 16 + s.index / 8;
-            const fkv_u8 *from =
-                lp_block(x, page, token) + FKV_V_CODES + (slot + token) % FKV_PAGE_TOKENS * (FKV_ROPE * 2) + s.index % 8 * 16;
-            fkv_u32 to = (fkv_u32)LP_AT_ROPE + stage * LP_BLOCK_BYTES + lp_in_block(token, s.index % 8 * 16);
-            fkv_async_copy16((fkv_u32 *)(s.base + to), from);
-        }
-        fkv_u32 token = s.index % LP_KEYS;
-        line.of_groups = fkv_stream16(lp_block(x, page, token) + (s.index < LP_KEYS ? FKV_K_SCALES : FKV_K_BIASES) +
-                                      (slot + token) % FKV_PAGE_TOKENS * (LP_GROUPS * 2));
     }
+    FKV_NO_UNROLL
+    for (fkv_u32 token = s.index / 8; token < LP_KEYS; token += 16) {
+        const fkv_u8 *from =
+            lp_block(x, page, token) + FKV_V_CODES + (slot + token) % FKV_PAGE_TOKENS * (FKV_ROPE * 2) + s.index % 8 * 16;
+        fkv_u32 to = (fkv_u32)LP_AT_ROPE + stage * LP_BLOCK_BYTES + lp_in_block(token, s.index % 8 * 16);
+        fkv_async_copy16((fkv_u32 *)(s.base + to), from);
+    }
+    fkv_u32 token = s.index % LP_KEYS;
+    lp_line line;
+    line.of_groups = fkv_stream16(lp_block(x, page, token) + (s.index < LP_KEYS ? FKV_K_SCALES : FKV_K_BIASES) +
+                                  (slot + token) % FKV_PAGE_TOKENS * (LP_GROUPS * 2));
     fkv_async_copy_commit();
     return line;
 }
 
-/* Returns the index of the scale or bias of a token. Those that a thread of warpgroup 1 needs for its scores of 16 keys are
- * adjacent. */
-FKV_FN fkv_u32 lp_line_at(fkv_u32 stage, fkv_u32 g, fkv_u32 key) {
+/* Returns the index of a token's scale. Those that a thread needs for 16 keys are adjacent. */
+FKV_FN fkv_u32 lp_scale_at(fkv_u32 stage, fkv_u32 g, fkv_u32 key) {
     return (stage * LP_GROUPS + g) * LP_KEYS + key / 16 * 16 + key % 8 / 2 * 4 + key / 8 % 2 * 2 + key % 2;
 }
 
-/* Waits for the thread's copies of a tile, stores the scales or biases, and publishes the tile. */
-FKV_FN void lp_put_tile(fkv_shared s, fkv_u32 tile, const lp_line &line) {
-    fkv_async_copy_wait();
-    FKV_UNROLL for (fkv_u32 g = 0; g < LP_GROUPS; g++) {
-        fkv_u32 bits = line.of_groups.w[g / 2] >> 16 * (g % 2) & 0xffffu;
-        fkv_u32 at = lp_line_at(tile % 2, g, s.index % LP_KEYS);
-        if (s.index < LP_KEYS)
-            fkv_put4(s, LP_AT_SCALES + at * 4, fkv_bits_of(fkv_page_value(bits)));
-        else
-            fkv_put2(s, LP_AT_BIASES + at * 2, bits);
-    }
-    lp_publish(s, lp_mbarrier(LP_FULL, tile % 2));
+/* Returns the position of a token's scale in 16 bits. Its bias is stored 8 bytes later. A thread loads the scales and biases of
+ * four of 16 keys at a time. */
+FKV_FN fkv_u32 lp_line_at(fkv_u32 stage, fkv_u32 g, fkv_u32 key) {
+    fkv_u32 unit = ((stage * LP_GROUPS + g) * (LP_KEYS / 16) + key / 16) * 4 + key % 8 / 2;
+    return LP_AT_LINES + unit * 16 + key / 8 % 2 * 4 + key % 2 * 2;
 }
 
-/* Converts two codes, in the low bytes of the halves of x, to decoded fp16 values. x contains 1024 + code in fp16. */
-FKV_FN fkv_u32 lp_decode(fkv_u32 x, float scale, float bias) {
+/* Converts the codes of a channel for two adjacent tokens to decoded fp16 values. x contains 1024 + code in fp16. */
+FKV_FN fkv_u32 lp_decode(fkv_u32 x, fkv_u32 scales, fkv_u32 biases) {
     fkv_u32 codes = fkv_fma_f16x2(x, 0x3c003c00u, 0xe400e400u);
     if (FKV_PAGE_BF16)
-        return fkv_pack_f16(fkv_fma(fkv_f16_to_f32(codes & 0xffffu), scale, bias),
-                            fkv_fma(fkv_f16_to_f32(codes >> 16), scale, bias));
-    return fkv_fma_f16x2(codes, fkv_pack_f16(scale, scale), fkv_pack_f16(bias, bias));
+        return fkv_pack_f16(
+            fkv_fma(fkv_f16_to_f32(codes & 0xffffu), fkv_float_of(scales << 16), fkv_float_of(biases << 16)),
+            fkv_fma(fkv_f16_to_f32(codes >> 16), fkv_float_of(scales & 0xffff0000u), fkv_float_of(biases & 0xffff0000u)));
+    return fkv_fma_f16x2(codes, scales, biases);
 }
 
 /* Marks the rows to which `token` is visible, because it has a non-finite value. */
@@ -314,75 +329,67 @@ FKV_FN void lp_mark_rows(fkv_shared s, const lp_item &x, fkv_u32 token) {
         if (fkv_is_visible(lp_position(x, row), token)) fkv_mark(s.base + LP_AT_NONFINITE + row);
 }
 
-/* Returns the channel of the value at index `place` of a decoded row. */
-FKV_FN fkv_u32 lp_v_channel(fkv_u32 place) {
-    return place / LP_GROUP * LP_GROUP + place % 32 / 8 * 16 + place % LP_GROUP / 32 * 8 + place % 8;
-}
-
-/* Decodes 16 tokens of a tile, for one half of the channels. In each step, a warp reads the codes of eight tokens and 64
- * channels, 16 channels per lane. The order of tokens and channels avoids bank conflicts. If EDGE is true, replaces non-finite
- * values with 0, because a weight of 0 would not cancel them, and marks the rows to which they are visible. */
-template <bool EDGE> FKV_FN void lp_put_values(fkv_shared s, const lp_item &x, fkv_u32 tile, fkv_u32 unit, fkv_u32 slot) {
-    const fkv_u32 warp = s.index / 32, c = s.index % 4, n = s.index % 32 / 4, group = slot * (LP_GROUPS / 2) + warp;
-    fkv_u32 w[2][4], line[2][2];
-    FKV_UNROLL for (fkv_u32 i = 0; i < 2; i++) {
-        fkv_u32 key = unit * LP_SLOT_KEYS + i * 8 + n % 2 * 4 + n / 2;
-        fkv_get16(
-            s, LP_AT_CODES + tile % 2 * LP_CODES_BYTES + group / 2 * LP_BLOCK_BYTES + lp_in_block(key, (group % 2 * 4 + c) * 16),
-            w[i]);
-        line[i][0] = fkv_get4(s, LP_AT_SCALES + lp_line_at(tile % 2, group, key) * 4);
-        line[i][1] = fkv_get2(s, LP_AT_BIASES + lp_line_at(tile % 2, group, key) * 2);
-    }
-    FKV_UNROLL for (fkv_u32 i = 0; i < 2; i++) {
-        fkv_u32 row = i * 8 + n % 2 * 4 + n / 2;
-        float scale = fkv_float_of(line[i][0]), bias = fkv_page_value(line[i][1]);
-        bool nonfinite = false;
-        FKV_UNROLL for (fkv_u32 half = 0; half < 2; half++) {
-            fkv_u32 h[4];
-            FKV_UNROLL for (fkv_u32 k = 0; k < 4; k++) {
-                h[k] = lp_decode(fkv_permute(w[i][half * 2 + k / 2], 0x64646464u, k % 2 == 0 ? 0x5140u : 0x5342u), scale, bias);
-                bool finite = (h[k] & 0x7c00u) != 0x7c00u && (h[k] & 0x7c000000u) != 0x7c000000u;
-                if (EDGE) nonfinite = nonfinite || !finite, h[k] = finite ? h[k] : 0;
-            }
-            fkv_put16(s, LP_AT_V + slot * LP_SLOT_BYTES + warp * (LP_SLOT_KEYS * 128) + lp_in_block(row, (half * 4 + c) * 16),
-                      h[0], h[1], h[2], h[3]);
-        }
-        if (EDGE && nonfinite) lp_mark_rows(s, x, lp_first_key(x, tile) + unit * LP_SLOT_KEYS + row);
-    }
-}
-
-/* Decodes tokens [from * 16, to * 16) of a tile. */
-FKV_FN void lp_put_units(fkv_shared s, const lp_item &x, fkv_u32 tile, fkv_u32 from, fkv_u32 to) {
-    const bool edge = lp_is_masked(x, lp_first_key(x, tile));
+/* Returns true if a decoded value of a token and a scale group is not finite. line: scale and bias. */
+FKV_FN bool lp_has_nonfinite(fkv_shared s, fkv_u32 stage, fkv_u32 g, fkv_u32 key, const fkv_u32 *line) {
+    float scale = fkv_page_value(line[0]), bias = fkv_page_value(line[1]);
+    float bound = fkv_max(scale, -scale) * 255.0f + fkv_max(bias, -bias);
+    if (scale == scale && bias == bias && bound < 65000.0f) return false;
+    bool any = false;
     FKV_NO_UNROLL
-    for (fkv_u32 i = from * 2; i < to * 2; i++) {
-        fkv_u32 unit = i / 2, slot = i % 2;
-        fkv_mbarrier_wait(s, lp_mbarrier(LP_V_EMPTY, slot), (unit + 1) % 2); /* a tile has an even number of units */
-        if (edge)
-            lp_put_values<true>(s, x, tile, unit, slot);
-        else
-            lp_put_values<false>(s, x, tile, unit, slot);
-        lp_publish(s, lp_mbarrier(LP_V_FULL, slot));
+    for (fkv_u32 i = 0; i < LP_GROUP / 4; i++) {
+        fkv_u32 word =
+            fkv_get4(s, LP_AT_CODES + stage * LP_CODES_BYTES + g / 2 * LP_BLOCK_BYTES + lp_in_block(key, g % 2 * 64 + i * 4));
+        for (fkv_u32 k = 0; k < 2; k++) {
+            fkv_u32 h =
+                lp_decode(fkv_permute(word, 0x64646464u, k == 0 ? 0x5140u : 0x5342u), line[0] * 0x10001u, line[1] * 0x10001u);
+            any = any || (h & 0x7c00u) == 0x7c00u || (h & 0x7c000000u) == 0x7c000000u;
+        }
+    }
+    return any;
+}
+
+/* Replaces non-finite values of a masked tile with 0, because a weight of 0 would not cancel them: sets the scale and bias of the
+ * group to 0. Marks the rows to which these values are visible. Each thread checks one token and half of the groups. */
+FKV_FN void lp_remove_nonfinite(fkv_shared s, const lp_item &x, fkv_u32 tile) {
+    const fkv_u32 stage = tile % 2, key = s.index % LP_KEYS;
+    fkv_sync_team(2, 128); /* the other threads have stored parts of the tile */
+    FKV_NO_UNROLL
+    for (fkv_u32 i = 0; i < LP_GROUPS / 2; i++) {
+        fkv_u32 g = s.index / LP_KEYS * (LP_GROUPS / 2) + i, at = lp_line_at(stage, g, key);
+        fkv_u32 line[2] = {fkv_get2(s, at), fkv_get2(s, at + 8)};
+        if (!lp_has_nonfinite(s, stage, g, key, line)) continue;
+        fkv_put2(s, at, 0);
+        fkv_put2(s, at + 8, 0);
+        lp_mark_rows(s, x, lp_first_key(x, tile) + key);
     }
 }
 
-/* Code of warpgroup 0. The next tile is published when the first tokens of the current tile have been decoded, because the other
- * tokens must wait for the weights of the current tile. */
+/* Waits for the thread's copies of a tile, stores the scales or biases, and publishes the tile. */
+FKV_FN void lp_put_tile(fkv_shared s, const lp_item &x, fkv_u32 tile, const lp_line &line) {
+    const fkv_u32 stage = tile % 2, key = s.index % LP_KEYS;
+    fkv_async_copy_wait();
+    FKV_UNROLL for (fkv_u32 g = 0; g < LP_GROUPS; g++) {
+        fkv_u32 bits = line.of_groups.w[g / 2] >> 16 * (g % 2) & 0xffffu;
+        fkv_put2(s, lp_line_at(stage, g, key) + (s.index < LP_KEYS ? 0 : 8), bits);
+        if (s.index < LP_KEYS) fkv_put4(s, LP_AT_SCALES + lp_scale_at(stage, g, key) * 4, fkv_bits_of(fkv_page_value(bits)));
+    }
+    if (s.index >= LP_KEYS)
+        FKV_UNROLL for (fkv_u32 i = 0; i < 2; i++) /* for the two terms of a product; see lp_issue_rest() */
+            fkv_put16(s, LP_AT_BIASES + lp_in_block(key, stage * 32 + i * 16), line.of_groups.w[0], line.of_groups.w[1],
+                      line.of_groups.w[2], line.of_groups.w[3]);
+    if (lp_is_masked(x, lp_first_key(x, tile))) lp_remove_nonfinite(s, x, tile);
+    lp_publish(s, lp_mbarrier(LP_FULL, stage));
+}
+
+/* Code of warpgroup 0. */
 FKV_FN void lp_feed(fkv_shared s, const lp_item &x) {
-    lp_line line = lp_copy(s, x, 0, lp_page(s, x, 0));
-    fkv_u32 page = lp_page(s, x, 1);
-    lp_put_tile(s, 0, line);
-    line = lp_copy(s, x, 1, page);
+    fkv_u32 page = lp_page(s, x, 0);
     FKV_NO_UNROLL
     for (fkv_u32 tile = 0; tile < x.n_tiles; tile++) {
-        page = lp_page(s, x, tile + 2);
-        fkv_mbarrier_wait(s, lp_mbarrier(LP_FULL, tile % 2), tile / 2 % 2); /* other warps have copied parts of the tile */
-        lp_put_units(s, x, tile, 0, 1);
-        if (tile + 1 < x.n_tiles) lp_put_tile(s, tile + 1, line);
-        lp_put_units(s, x, tile, 1, LP_UNITS);
-        lp_arrive(s, lp_mbarrier(LP_EMPTY, tile % 2));
-        fkv_mbarrier_wait(s, lp_mbarrier(LP_EMPTY, tile % 2), tile / 2 % 2);
-        line = lp_copy(s, x, tile + 2, page);
+        if (tile >= 2) fkv_mbarrier_wait(s, lp_mbarrier(LP_EMPTY, tile % 2), (tile / 2 + 1) % 2);
+        lp_line line = lp_copy(s, x, tile, page);
+        page = lp_page(s, x, tile + 1);
+        lp_put_tile(s, x, tile, line);
     }
 }
 
@@ -397,9 +404,15 @@ struct lp_row_state {
     float total;  /* total weight of the keys whose scores this thread holds */
 };
 
-/* Issues the products of the codes of a scale group and one digit of the queries. number: LP_DIGITS * group + digit. */
+/* Products are numbered in the order in which they are computed. Two groups are processed at a time: first the highest digit of
+ * the queries for both groups, then the next digit, and so on. */
+FKV_FN constexpr int lp_group(int number) { return number / (2 * LP_DIGITS) * 2 + number % 2; }
+FKV_FN constexpr int lp_digit(int number) { return number % (2 * LP_DIGITS) / 2; }
+
+/* Issues the products of the codes of a scale group and one digit of the queries, and adds them to acc, unless it is the highest
+ * digit. */
 FKV_FN void lp_issue_digit(fkv_shared s, int number, fkv_u32 stage, int *acc) {
-    const int g = number / LP_DIGITS, digit = number % LP_DIGITS;
+    const int g = lp_group(number), digit = lp_digit(number);
     fkv_u32 at = (fkv_u32)(g / 2 * LP_BLOCK_BYTES + g % 2 * 64);
     fkv_u32 q = s.unit + ((fkv_u32)(LP_AT_Q + digit * LP_Q_BYTES) + at) / 16;
     fkv_u32 k = s.unit + ((fkv_u32)LP_AT_CODES + at) / 16 + stage * (LP_CODES_BYTES / 16);
@@ -408,15 +421,16 @@ FKV_FN void lp_issue_digit(fkv_shared s, int number, fkv_u32 stage, int *acc) {
         fkv_wg_bytes<true, false>(s, acc, q, k);
         fkv_wg_bytes<true, true>(s, acc, q + 2, k + 2);
     } else {
-        fkv_wg_bytes<false, false>(s, acc, q, k);
+        fkv_wg_bytes<false, true>(s, acc, q, k);
         fkv_wg_bytes<false, true>(s, acc, q + 2, k + 2);
     }
     fkv_wg_commit();
 }
 
-/* Issues the products over the RoPE channels. */
-FKV_FN void lp_issue_rope(fkv_shared s, fkv_u32 stage, float *x) {
+/* Issues the products over the RoPE channels, and the products of biases and sums. */
+FKV_FN void lp_issue_rest(fkv_shared s, fkv_u32 stage, float *x) {
     fkv_u32 q = s.unit + LP_AT_Q_ROPE / 16, k = s.unit + LP_AT_ROPE / 16 + stage * (LP_BLOCK_BYTES / 16);
+    fkv_u32 biases = s.unit + LP_AT_BIASES / 16;
     fkv_wg_begin();
     FKV_UNROLL for (fkv_u32 term = 0; term < 2; term++) FKV_UNROLL for (fkv_u32 step = 0; step < FKV_ROPE / 16; step++) {
         if (term + step == 0)
@@ -424,37 +438,25 @@ FKV_FN void lp_issue_rope(fkv_shared s, fkv_u32 stage, float *x) {
         else
             fkv_wg_scores_as<FKV_PAGE_BF16 != 0, true>(s, x, q + term * (LP_BLOCK_BYTES / 16) + step * 2, k + step * 2);
     }
+    fkv_wg_scores_as<FKV_PAGE_BF16 != 0, true>(s, x, biases + 4, biases + stage * 2);
+    fkv_wg_scores_as<FKV_PAGE_BF16 != 0, true>(s, x, biases + 6, biases + stage * 2);
     fkv_wg_commit();
 }
 
-/* Computes x += scale * 256^n * acc for a digit of the queries, where n is the number of lower digits. For the lowest digit, also
- * computes x += bias * sum, where `sum` is the sum of the query integers of the thread's two rows. */
-FKV_FN void lp_fold_digit(fkv_shared s, int number, fkv_u32 stage, const int *acc, float *x) {
-    const int g = number / LP_DIGITS, digit = number % LP_DIGITS;
-    const float unit = digit + 1 == LP_DIGITS ? 1.0f : digit + 2 == LP_DIGITS ? 256.0f : 65536.0f;
-    const float *sums = lp_floats(s, LP_AT_SUMS) + g * LP_ROWS + lp_first_row(s);
-    const float sum[2] = {sums[0], sums[8]};
-    FKV_UNROLL for (int j = 0; j < LP_KEYS / 16; j++) { /* the thread has four of 16 keys */
-        const fkv_u32 at = lp_line_at(stage, (fkv_u32)g, (fkv_u32)j * 16 + s.index % 4 * 2);
-        fkv_u32 scales[4], biases[2];
-        fkv_get16(s, LP_AT_SCALES + at * 4, scales);
-        if (digit + 1 == LP_DIGITS) fkv_get8(s, LP_AT_BIASES + at * 2, biases);
-        FKV_UNROLL for (int n = 0; n < 4; n++) {
-            float scale = fkv_float_of(scales[n]) * unit;
-            FKV_UNROLL for (int r = 0; r < 2; r++) {
-                const int i = 8 * j + n / 2 * 4 + r * 2 + n % 2;
-                if (digit + 1 == LP_DIGITS) x[i] = fkv_fma(fkv_page_value(biases[n / 2] >> 16 * (n % 2) & 0xffffu), sum[r], x[i]);
-                x[i] = fkv_fma(scale, (float)acc[i], x[i]);
-            }
-        }
-    }
+/* Computes x += scale * acc for the integer dot products of a scale group. */
+FKV_FN void lp_add_group(fkv_shared s, int g, fkv_u32 stage, const int *acc, float *x) {
+    fkv_u32 scales[LP_KEYS / 4]; /* the thread has four of 16 keys */
+    FKV_UNROLL for (fkv_u32 j = 0; j < LP_KEYS / 16; j++)
+        fkv_get16(s, LP_AT_SCALES + lp_scale_at(stage, (fkv_u32)g, j * 16 + s.index % 4 * 2) * 4, scales + 4 * j);
+    FKV_UNROLL for (int i = 0; i < LP_KEYS / 2; i++) x[i] =
+        fkv_fma(fkv_float_of(scales[i / 8 * 4 + i / 4 % 2 * 2 + i % 2]), (float)acc[i], x[i]);
 }
 
-/* Computes the scores x of a tile. While the sums of one product are converted, the next product is computed. */
+/* Computes the scores x of a tile. While the sums of one product are processed, the next product is computed. */
 FKV_FN void lp_score(fkv_shared s, fkv_u32 stage, float *x) {
     constexpr int n_products = LP_GROUPS * LP_DIGITS;
     int acc[2][LP_KEYS / 2];
-    lp_issue_rope(s, stage, x);
+    lp_issue_rest(s, stage, x);
     lp_issue_digit(s, 0, stage, acc[0]);
     lp_issue_digit(s, 1, stage, acc[1]);
     fkv_wg_wait<2>();
@@ -463,13 +465,18 @@ FKV_FN void lp_score(fkv_shared s, fkv_u32 stage, float *x) {
     const float ratio[2] = {ratios[0], ratios[8]};
     FKV_UNROLL for (int i = 0; i < LP_KEYS / 2; i++) x[i] *= ratio[i / 2 % 2];
     FKV_UNROLL for (int i = 0; i < n_products; i++) {
+        const bool last = lp_digit(i) + 1 == LP_DIGITS;
         if (i + 1 < n_products)
             fkv_wg_wait<1>();
         else
             fkv_wg_wait<0>();
         fkv_wg_settle_ints<LP_KEYS / 2>(acc[i % 2]);
-        lp_fold_digit(s, i, stage, acc[i % 2], x);
-        fkv_wg_settle<LP_KEYS / 2>(x);
+        if (last) {
+            lp_add_group(s, lp_group(i), stage, acc[i % 2], x);
+            fkv_wg_settle<LP_KEYS / 2>(x);
+        } else {
+            fkv_wg_shift_byte<LP_KEYS / 2>(acc[i % 2]);
+        }
         if (i + 2 < n_products) lp_issue_digit(s, i + 2, stage, acc[i % 2]);
     }
 }
@@ -547,35 +554,76 @@ FKV_FN void lp_compute_weights(fkv_shared s, const lp_item &item, const float *s
 
 /* ---- warpgroups 2 and 3: output sums ---- */
 
+/* Decodes 32 tokens of a scale group of a tile. Each warp decodes 16 channels. `values` receives two operands of 16 tokens. Row r
+ * (less than 8) of the warp's operand is channel 2 * r, and row 8 + r is channel 2 * r + 1. */
+FKV_FN void lp_decode_values(fkv_shared s, fkv_u32 tile, fkv_u32 g, fkv_u32 first, fkv_u32 *values) {
+    const fkv_u32 stage = tile % 2, lane = s.index % 32, warp = s.index / 32 % 4;
+    fkv_u32 codes[4];
+    fkv_get_transposed(
+        s, LP_AT_CODES + stage * LP_CODES_BYTES + g / 2 * LP_BLOCK_BYTES + lp_in_block(first + lane, (g % 2 * 4 + warp) * 16),
+        codes);
+    FKV_UNROLL for (fkv_u32 step = 0; step < 2; step++) {
+        fkv_u32 line[4], token = first + step * 16 + lane % 4 * 2;
+        fkv_get16(s, lp_line_at(stage, g, token), line);
+        FKV_UNROLL for (fkv_u32 i = 0; i < 4; i++) {
+            fkv_u32 bytes = fkv_permute(codes[step * 2 + i / 2], 0x64646464u, i % 2 == 0 ? 0x4240u : 0x4341u);
+            values[step * 4 + i] = lp_decode(bytes, line[i / 2], line[2 + i / 2]);
+        }
+    }
+}
+
+/* Multiplies the sums by the factors of a new tile. Column j of the accumulators is row j of the block. */
+FKV_FN void lp_shrink(fkv_shared s, float *o) {
+    const fkv_u32 lane = s.index % 32;
+    fkv_u32 own[2];
+    fkv_get8(s, LP_AT_SHRINKS + lane * 8, own);
+    if (!fkv_any(own[0] != 0x3f800000u || own[1] != 0x3f800000u)) return;
+    FKV_UNROLL for (fkv_u32 j = 0; j < LP_ROWS / 8; j++) {
+        fkv_u32 f[2];
+        fkv_get8(s, LP_AT_SHRINKS + (j * 8 + lane % 4 * 2) * 4, f);
+        FKV_UNROLL for (int g = 0; g < LP_GROUPS / 2; g++) FKV_UNROLL for (int i = 0; i < 4; i++) o[g * 32 + (int)j * 4 + i] *=
+            fkv_float_of(f[i % 2]);
+    }
+}
+
+/* Code of warpgroups 2 and 3. The accumulators contain the transposed sums: rows are channels, and columns are rows of the block.
+ */
 FKV_FN void lp_multiply(fkv_shared s, const lp_item &x) {
-    const fkv_u32 group = fkv_uniform(s.index / 128) - 2, row = lp_first_row(s), n_tiles = fkv_uniform(x.n_tiles);
+    const fkv_u32 half = fkv_uniform(s.index / 128) - 2, n_tiles = fkv_uniform(x.n_tiles);
     const fkv_u32 p_at = s.unit + LP_AT_P / 16;
-    const fkv_u32 v_at = s.unit + LP_AT_V / 16 + group * (LP_SLOT_BYTES / 16);
     float o[LP_COLS / 2];
     FKV_UNROLL for (int i = 0; i < LP_COLS / 2; i++) o[i] = 0;
     FKV_NO_UNROLL
     for (fkv_u32 tile = 0; tile < n_tiles; tile++) {
+        fkv_u32 values[2][8];
+        fkv_mbarrier_wait(s, lp_mbarrier(LP_FULL, tile % 2), tile / 2 % 2);
         fkv_mbarrier_wait(s, lp_mbarrier(LP_P_FULL, 0), tile % 2);
-        float shrink[2] = {fkv_float_of(fkv_get4(s, LP_AT_SHRINKS + row * 4)),
-                           fkv_float_of(fkv_get4(s, LP_AT_SHRINKS + row * 4 + 32))};
-        if (fkv_any(shrink[0] != 1.0f || shrink[1] != 1.0f))
-            FKV_UNROLL for (int i = 0; i < LP_COLS / 2; i++) o[i] *= shrink[i / 2 % 2];
+        lp_shrink(s, o);
         fkv_wg_settle<LP_COLS / 2>(o);
-        FKV_UNROLL for (fkv_u32 unit = 0; unit < LP_UNITS; unit++) {
-            fkv_mbarrier_wait(s, lp_mbarrier(LP_V_FULL, group), unit % 2);
+        FKV_UNROLL for (fkv_u32 i = 0; i < LP_GROUPS; i++) { /* a half of a group */
+            const fkv_u32 g = i / 2, first = i % 2 * 32;
+            if (i >= 2) {
+                fkv_wg_wait<1>();
+                fkv_wg_settle_bits<8>(values[i % 2]);
+            }
+            lp_decode_values(s, tile, half * (LP_GROUPS / 2) + g, first, values[i % 2]);
+            fkv_wg_settle_bits<8>(values[i % 2]);
             fkv_wg_begin();
-            fkv_wg_values_shared<LP_SLOT_KEYS, LP_COLS>(s, o, p_at + unit * 2, v_at);
+            FKV_UNROLL for (fkv_u32 step = 0; step < 2; step++)
+                fkv_wg_scores_held<LP_ROWS, true>(s, o + g * 32, values[i % 2] + step * 4, p_at + (first / 16 + step) * 2);
             fkv_wg_commit();
-            fkv_wg_wait<0>();
-            fkv_wg_settle<LP_COLS / 2>(o);
-            lp_arrive(s, lp_mbarrier(LP_V_EMPTY, group));
         }
+        fkv_wg_wait<0>();
+        fkv_wg_settle<LP_COLS / 2>(o);
+        lp_arrive(s, lp_mbarrier(LP_EMPTY, tile % 2));
         lp_arrive(s, lp_mbarrier(LP_P_EMPTY, 0));
     }
     fkv_sync_team(1, LP_THREADS); /* the sums overwrite the queries and all tiles */
     FKV_UNROLL for (int i = 0; i < LP_COLS / 2; i++) {
-        fkv_u32 place = group * LP_COLS + (fkv_u32)(i / 4 * 8 + i % 2) + s.index % 4 * 2;
-        lp_floats(s, 0)[(row + (fkv_u32)(i / 2 % 2) * 8) * LP_OUT_STRIDE + lp_v_channel(place)] = o[i];
+        fkv_u32 row = (fkv_u32)(i % 32 / 4 * 8 + i % 2) + s.index % 4 * 2;
+        fkv_u32 channel = (half * (LP_GROUPS / 2) + (fkv_u32)(i / 32)) * LP_GROUP + s.index / 32 % 4 * 16 + s.index % 32 / 4 * 2 +
+                          (fkv_u32)(i / 2 % 2);
+        lp_floats(s, 0)[row * LP_OUT_STRIDE + channel] = o[i];
     }
 }
 
@@ -587,9 +635,7 @@ FKV_FN void fkv_attend_prefill(fkv_place place, fkv_u32 *shared, const void *q, 
     if (s.index == 0) {
         for (fkv_u32 stage = 0; stage < 2; stage++) {
             fkv_mbarrier_init(s, lp_mbarrier(LP_FULL, stage), 4);
-            fkv_mbarrier_init(s, lp_mbarrier(LP_EMPTY, stage), 8);
-            fkv_mbarrier_init(s, lp_mbarrier(LP_V_FULL, stage), 4);
-            fkv_mbarrier_init(s, lp_mbarrier(LP_V_EMPTY, stage), 4);
+            fkv_mbarrier_init(s, lp_mbarrier(LP_EMPTY, stage), 12);
         }
         fkv_mbarrier_init(s, lp_mbarrier(LP_P_FULL, 0), 4);
         fkv_mbarrier_init(s, lp_mbarrier(LP_P_EMPTY, 0), 8);

@@ -153,20 +153,6 @@ template <bool SIGNED, bool ADD> FKV_FN void fkv_wg_bytes(fkv_shared, int *d, fk
         FKV_WG_BYTES("u8", "0", "=r");
 }
 
-template <int KEYS, int COLS> FKV_FN void fkv_wg_values_shared(fkv_shared, float *d, fkv_u32 p_at, fkv_u32 v_at) {
-    static_assert(COLS % 128 == 0, "unsupported number of columns");
-    constexpr fkv_u32 block = KEYS * 128 / 16;
-    fkv_u64 a = FKV_WG_DESCRIPTOR(p_at);
-#pragma unroll
-    for (int c = 0; c < COLS / 128; c++) {
-        float *o = d + c * 64;
-        fkv_u64 b = FKV_WG_DESCRIPTOR(v_at + (fkv_u32)(c * 2) * block + (block << 16));
-        asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {" FKV_REGS64 "}, %64, %65, 1, 1, 1, 0, 1;"
-                     : FKV_ACC64("+f", o, 0)
-                     : "l"(a), "l"(b));
-    }
-}
-
 FKV_FN void fkv_wg_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 FKV_FN void fkv_wg_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 template <int LEFT> FKV_FN void fkv_wg_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LEFT) : "memory"); }
@@ -178,6 +164,10 @@ template <int N> FKV_FN void fkv_wg_settle(float *d) {
 template <int N> FKV_FN void fkv_wg_settle_ints(int *d) {
 #pragma unroll
     for (int i = 0; i < N; i++) asm volatile("" : "+r"(d[i])::"memory");
+}
+template <int N> FKV_FN void fkv_wg_shift_byte(int *d) {
+#pragma unroll
+    for (int i = 0; i < N; i++) asm volatile("shl.b32 %0, %0, 8;" : "+r"(d[i])::"memory");
 }
 template <int N> FKV_FN void fkv_wg_settle_bits(fkv_u32 *d) {
 #pragma unroll
@@ -204,6 +194,11 @@ FKV_FN fkv_u32 fkv_get2(fkv_shared s, fkv_u32 at) {
     fkv_u16 x;
     asm volatile("ld.shared.u16 %0, [%1];" : "=h"(x) : "r"(s.address + at));
     return x;
+}
+FKV_FN void fkv_get_transposed(fkv_shared s, fkv_u32 at, fkv_u32 *w) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3])
+                 : "r"(s.address + at));
 }
 FKV_FN void fkv_put16(fkv_shared s, fkv_u32 at, fkv_u32 a, fkv_u32 b, fkv_u32 c, fkv_u32 d) {
     asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(s.address + at), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");

@@ -109,17 +109,6 @@ template <bool SIGNED, bool ADD> FKV_FN void fkv_wg_bytes(fkv_shared s, int *d, 
     }
 }
 
-/* Computes the same products as fkv_wg_values(), with the operand p in shared memory. */
-template <int KEYS, int COLS> FKV_FN void fkv_wg_values_shared(fkv_shared s, float *d, fkv_u32 p_at, fkv_u32 v_at) {
-    fkv_u32 lane = s.index % 32;
-    for (int i = 0; i < COLS / 2; i++) {
-        fkv_u32 row = s.index / 32 % 4 * 16 + fkv_host_row(lane, i), column = fkv_host_column(lane, i);
-        for (fkv_u32 k = 0; k < 16; k++)
-            d[i] += fkv_host_half(s, p_at * 16 + row * 128 + k * 2) *
-                    fkv_host_half(s, v_at * 16 + column / 64 * (KEYS * 128) + k * 128 + column % 64 * 2);
-    }
-}
-
 /* fkv_wg_begin() makes earlier register writes visible to the products that follow, fkv_wg_commit() ends a group of products, and
  * fkv_wg_wait() waits until at most LEFT groups are pending. */
 FKV_FN void fkv_wg_begin() {}
@@ -128,6 +117,10 @@ template <int LEFT> FKV_FN void fkv_wg_wait() {}
 template <int N> FKV_FN void fkv_wg_settle(float *) {}
 template <int N> FKV_FN void fkv_wg_settle_bits(fkv_u32 *) {}
 template <int N> FKV_FN void fkv_wg_settle_ints(int *) {}
+/* Multiplies accumulators by 256 between two products. */
+template <int N> FKV_FN void fkv_wg_shift_byte(int *d) {
+    for (int i = 0; i < N; i++) d[i] = (int)((fkv_u32)d[i] << 8);
+}
 template <int N> FKV_FN void fkv_more_registers() {}
 template <int N> FKV_FN void fkv_fewer_registers() {}
 
@@ -135,6 +128,19 @@ FKV_FN void fkv_get16(fkv_shared s, fkv_u32 at, fkv_u32 *w) { memcpy(w, s.base +
 FKV_FN void fkv_get8(fkv_shared s, fkv_u32 at, fkv_u32 *w) { memcpy(w, s.base + at, 8); }
 FKV_FN fkv_u32 fkv_get4(fkv_shared s, fkv_u32 at) { return *(const fkv_u32 *)(s.base + at); }
 FKV_FN fkv_u32 fkv_get2(fkv_shared s, fkv_u32 at) { return *(const fkv_u16 *)(s.base + at); }
+/* Loads four transposed matrices of 8 x 8 16-bit values. `at` is the position of row lane % 8 of matrix lane / 8. w[j] receives
+ * values lane / 4 of rows lane % 4 * 2 and lane % 4 * 2 + 1 of matrix j. */
+FKV_FN void fkv_get_transposed(fkv_shared s, fkv_u32 at, fkv_u32 *w) {
+    fkv_u32 lane = s.index % 32;
+    for (fkv_u32 j = 0; j < 4; j++) {
+        fkv_u16 x[2];
+        for (fkv_u32 i = 0; i < 2; i++) {
+            fkv_u32 from = fkv_shuffle_bits(at, j * 8 + lane % 4 * 2 + i) + lane / 4 * 2;
+            memcpy(&x[i], s.base + from, sizeof x[i]);
+        }
+        w[j] = x[0] | (fkv_u32)x[1] << 16;
+    }
+}
 FKV_FN void fkv_put16(fkv_shared s, fkv_u32 at, fkv_u32 a, fkv_u32 b, fkv_u32 c, fkv_u32 d) {
     fkv_u32 w[4] = {a, b, c, d};
     memcpy(s.base + at, w, 16);
