@@ -4,6 +4,7 @@
  * usage: make_kernel_sources host|cuda|metal <folder>
  */
 #include "kernel_cases.h"
+#include "product_cases.h"
 #include "recurrent_cases.h"
 
 #include "../src/attn/gpu/kernel_source.h"
@@ -274,6 +275,39 @@ static void write_recurrent(const char *folder, uint32_t i, fkv_kernel_device de
     fclose(file);
 }
 
+/* Writes the source of the kernel for products with quantized weights, for one matrix. Metal has no such kernel. */
+static void write_product(const char *folder, uint32_t i, fkv_kernel_device device) {
+    const product_case *c = &product_cases[i];
+    const bool host = device == FKV_KERNEL_HOST;
+    char path[512];
+    fkv_affine_product product;
+    if (!fkv_affine_product_describe(c->bits, c->group, c->rows, c->scales, c->n_columns, c->n_outputs, &product)) abort();
+    const size_t size = fkv_affine_product_header(device, &product, NULL, 0) + 1;
+    char *header = malloc(size);
+    snprintf(path, sizeof path, "%s/kernel_case_product_%u%s", folder, i, host ? ".cpp" : ".cu");
+    FILE *file = fopen(path, "w");
+    if (file == NULL || header == NULL || fkv_affine_product_header(device, &product, header, size) != size - 1) abort();
+    if (host)
+        fprintf(
+            file,
+            "%sextern \"C\" void product_case_%u(fkv_u32 n_blocks, fkv_u32 n_threads, const void *const *in, const fkv_u32 *sizes, "
+            "void *out) {\nconst void *x = in[0], *codes = in[1], *scales = in[2], *biases = in[3];\n"
+            "const fkv_u32 n_rows = sizes[0], n_columns = sizes[1], n_outputs = sizes[2];\n"
+            "const fkv_u32 grid[] = {n_blocks, 1, 1};\nfkv_host_run(grid, n_threads, [=](fkv_place place) {\n%s});\n}\n",
+            header, i, fkv_affine_product_body(device));
+    else
+        fprintf(
+            file,
+            "#include <cuda_bf16.h>\n#include <cuda_fp16.h>\n#include <stdint.h>\n%sstruct Shape {\n    int at[8];\n"
+            "    __device__ int operator[](int i) const { return at[i]; }\n};\n__global__ void custom_kernel(\n    const %s *x,\n"
+            "    const __grid_constant__ Shape x_shape,\n    const __grid_constant__ int x_ndim,\n    const uint32_t *codes,\n"
+            "    const __grid_constant__ Shape codes_shape,\n    const %s *scales,\n    const %s *biases,\n    %s *out) {\n%s}\n",
+            header, type_of("x", c->rows, device), type_of("x", c->scales, device), type_of("x", c->scales, device),
+            type_of("out", c->rows, device), fkv_affine_product_body(device));
+    free(header);
+    fclose(file);
+}
+
 int main(int argc, char **argv) {
     static const char *const devices[] = {[FKV_KERNEL_CUDA] = "cuda", [FKV_KERNEL_METAL] = "metal", [FKV_KERNEL_HOST] = "host"};
     uint32_t device = 0;
@@ -294,5 +328,7 @@ int main(int argc, char **argv) {
             write_host(argv[2], i, &fixture.layer, fkv_decode_rows(FKV_KERNEL_HOST, &fixture.layer, 1), true);
     }
     for (uint32_t i = 0; i < N_RECURRENT_CASES; i++) write_recurrent(argv[2], i, (fkv_kernel_device)device);
+    for (uint32_t i = 0; i < N_PRODUCT_CASES && device != FKV_KERNEL_METAL; i++)
+        write_product(argv[2], i, (fkv_kernel_device)device);
     return EXIT_SUCCESS;
 }
