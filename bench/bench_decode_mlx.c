@@ -7,7 +7,7 @@
  */
 #include "bench_util.h"
 
-#include "../src/mlx/mlx_graph.h"
+#include "../src/mlx/mlx_product.h"
 
 #include <flatkv/mlx.h>
 
@@ -16,7 +16,7 @@
 
 static const char PROGRAM[] = "bench_decode_mlx";
 
-enum { MAX_LAYERS = 64, MAX_STEPS = 1000, FILL_TOKENS = 512, GROUP = 64, WEIGHT_BITS = 4, EMBEDDINGS = 1024 };
+enum { MAX_LAYERS = 64, MAX_STEPS = 1000, FILL_TOKENS = 512, GROUP = 64, WEIGHT_BITS = 4, EMBEDDINGS = 1024, SUBMIT_LAYERS = 4 };
 
 typedef struct model_shape {
     uint32_t n_layers;
@@ -52,11 +52,14 @@ typedef struct decode_result {
 
 typedef struct decode_bench {
     fkv_mlx_graph g;
+    fkv_mlx_products products;
     fkv_mlx_config device;
     model_shape shape;
     uint32_t n_cached;
     uint32_t n_steps;
     bool json;
+    bool mlx_products; /* products are computed by MLX's kernels */
+    bool on_gpu;
     FILE *text;
     layer_weights layers[MAX_LAYERS];
     fkv_mlx_affine head;
@@ -185,17 +188,24 @@ static mlx_array run_layer(decode_bench *b, uint32_t layer, mlx_array x, uint32_
     fkv_mlx_graph *g = &b->g;
     const model_shape *s = &b->shape;
     const layer_weights *w = &b->layers[layer];
-    mlx_array qkv = fkv_mlx_quantized_matmul(g, normed(b, x), &w->qkv, true);
+    mlx_array qkv = fkv_mlx_product(&b->products, g, normed(b, x), &w->qkv);
     mlx_array q = turned(b, heads_of(b, qkv, 0, s->q_heads), s->q_heads, position);
     mlx_array k = turned(b, heads_of(b, qkv, s->q_heads, s->kv_heads), s->kv_heads, position);
     mlx_array v = heads_of(b, qkv, s->q_heads + s->kv_heads, s->kv_heads);
     mlx_array out = fkv_mlx_reshape(g, attend(b, layer, q, k, v), FKV_MLX_SHAPE(1, s->q_heads * s->head_dim));
-    x = fkv_mlx_add(g, x, fkv_mlx_quantized_matmul(g, out, &w->o, true));
-    mlx_array both = fkv_mlx_quantized_matmul(g, normed(b, x), &w->gate_up, true);
+    x = fkv_mlx_add(g, x, fkv_mlx_product(&b->products, g, out, &w->o));
+    mlx_array both = fkv_mlx_product(&b->products, g, normed(b, x), &w->gate_up);
     mlx_array gate = fkv_mlx_slice(g, both, FKV_MLX_SHAPE(0, 0), FKV_MLX_SHAPE(1, s->ffn));
     mlx_array up = fkv_mlx_slice(g, both, FKV_MLX_SHAPE(0, s->ffn), FKV_MLX_SHAPE(1, 2 * s->ffn));
     mlx_array inner = fkv_mlx_multiply(g, fkv_mlx_multiply(g, gate, sigmoid(b, gate)), up);
-    return fkv_mlx_add(g, x, fkv_mlx_quantized_matmul(g, inner, &w->down, true));
+    return fkv_mlx_add(g, x, fkv_mlx_product(&b->products, g, inner, &w->down));
+}
+
+/* Starts the evaluation of x. The GPU then computes while the host builds the rest of the graph. */
+static void submit(decode_bench *b, mlx_array x) {
+    mlx_vector_array wanted = mlx_vector_array_new_value(x);
+    if (mlx_async_eval(wanted) != 0) b->g.failed = true;
+    (void)mlx_vector_array_free(wanted);
 }
 
 /* Runs one decode step and returns the id of the next token to the host. */
@@ -209,8 +219,9 @@ static uint32_t run_step(decode_bench *b, uint32_t token, uint32_t position, boo
         fkv_mlx_keep(g, &kept, run_layer(b, l, x, position));
         fkv_mlx_graph_release(g, mark);
         x = fkv_mlx_adopt(g, kept);
+        if (b->on_gpu && l % SUBMIT_LAYERS == 0) submit(b, x);
     }
-    mlx_array logits = fkv_mlx_quantized_matmul(g, normed(b, x), &b->head, true);
+    mlx_array logits = fkv_mlx_product(&b->products, g, normed(b, x), &b->head);
     mlx_array best = {NULL};
     mlx_array most = fkv_mlx_astype(g, fkv_mlx_max_last(g, logits), MLX_FLOAT32);
     if (!g->failed && mlx_argmax_axis(&best, logits, -1, false, g->stream) != 0) g->failed = true;
@@ -291,7 +302,7 @@ static void run_cache(decode_bench *b, fkv_codec_config k, fkv_codec_config v, d
     config.layer.v = v;
     config.max_tokens = b->n_cached + b->n_steps + 64;
     config.max_step_tokens = FILL_TOKENS;
-    config.rotate = k.bits <= 4 ? FKV_ROTATE_K : FKV_ROTATE_NONE;
+    config.rotate = v.kind == FKV_CODEC_SEALED_V ? FKV_ROTATE_KV : k.bits <= 4 ? FKV_ROTATE_K : FKV_ROTATE_NONE;
     fkv_plan plan;
     must(fkv_mlx_plan_make(&config, &b->device, &plan));
     must(fkv_mlx_cache_open(&config, &b->device, &b->cache));
@@ -332,6 +343,7 @@ static int write_json(const decode_bench *b, const decode_result *results, size_
     kit_json_integer(json, "cached", b->n_cached);
     kit_json_integer(json, "steps", b->n_steps);
     kit_json_integer(json, "weight_bits", WEIGHT_BITS);
+    kit_json_text(json, "products", b->products.on_cuda ? "flatkv" : "mlx");
     kit_json_array(json, "results");
     for (size_t i = 0; i < n_results; i++) {
         const decode_result *r = &results[i];
@@ -363,6 +375,7 @@ static void parse(decode_bench *b, int argc, char **argv) {
          "tokens in the cache, rounded down to a multiple of 512 (default 131072)"},
         {"steps", 0, OPTION_COUNT, &b->n_steps, MAX_STEPS, "N", "decode steps (default 40)"},
         {"quick", 0, OPTION_FLAG, &quick, 0, NULL, "tiny shape, to test the program; times are not meaningful"},
+        {"mlx-products", 0, OPTION_FLAG, &b->mlx_products, 0, NULL, "multiply by weights with MLX's kernels, also on CUDA"},
         {"json", 0, OPTION_FLAG, &b->json, 0, NULL, BENCH_JSON_HELP},
         {0}};
     const kit_option *const tables[] = {own, NULL};
@@ -394,7 +407,10 @@ int main(int argc, char **argv) {
         const char *name;
         fkv_codec_config k;
         fkv_codec_config v;
-    } codecs[] = {{"flatkv 16/16", {16, 0}, {16, 0}}, {"flatkv 8/4", {8, 64}, {4, 64}}, {"flatkv 4/4", {4, 64}, {4, 64}}};
+    } codecs[] = {{"flatkv 16/16", {16, 0}, {16, 0}},
+                  {"flatkv 8/4", {8, 64}, {4, 64}},
+                  {"flatkv 4/4", {4, 64}, {4, 64}},
+                  {"flatkv sealed", {.bits = 4, .kind = FKV_CODEC_SEALED}, {.bits = 4, .kind = FKV_CODEC_SEALED_V}}};
     enum { N_CODECS = sizeof codecs / sizeof codecs[0] };
     decode_result results[N_CODECS + 1] = {{0}};
     kit_set_program(PROGRAM);
@@ -407,6 +423,8 @@ int main(int argc, char **argv) {
     (void)mlx_device_free(gpu);
     b.device.stream = has_gpu ? mlx_default_gpu_stream_new() : mlx_default_cpu_stream_new();
     b.g.stream = b.device.stream;
+    b.on_gpu = has_gpu;
+    b.products.checked = b.mlx_products; /* `on_cuda` remains false */
     (void)fprintf(b.text, "flatkv %s on mlx %s: %u layers of %d, %u tokens cached, %u steps\n", fkv_version(),
                   has_gpu ? "gpu" : "cpu", b.shape.n_layers, b.shape.dim, b.n_cached, b.n_steps);
     make_weights(&b);

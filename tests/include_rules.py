@@ -24,7 +24,7 @@ RULES = {
     "mlx": {"base", "codec", "store", "attn", "cache", "mlx", "public"},  # implements the device interface of src/cache/device.h
     "text": {"base", "text", "public"},  # tokenizers, chat templates, reply parsing
     "model": {"base", "matrix", "text", "model", "src/cache/cache_workers.h", "public"},  # uses the public cache API for everything else
-    "model_mlx": {"base", "model", "model_mlx", "src/mlx/mlx_graph.h", "src/mlx/mlx_kernel.h", "public"},  # src/model/mlx
+    "model_mlx": {"base", "model", "model_mlx", "src/mlx/mlx_graph.h", "src/mlx/mlx_kernel.h", "src/mlx/mlx_product.h", "public"},  # src/model/mlx
     "engine": {"base", "engine", "public"},  # uses the public APIs of models and caches
     "kit": {"kit"},  # shared by the programs; independent of flatkv
     "hub": {"kit", "hub", "public"},  # the program's downloads

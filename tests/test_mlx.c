@@ -6,6 +6,7 @@
  * byte-identical.
  */
 #include "attn_cases.h"
+#include "relative_l2.h"
 #include "sanitized.h"
 #include "test.h"
 
@@ -757,6 +758,68 @@ START_TEST(plan_that_does_not_fit_and_unavailable_kernels_are_rejected) {
 }
 END_TEST
 
+enum { PRODUCT_COLUMNS = 768, PRODUCT_OUTPUTS = 136 };
+
+/* Creates a random array [n_rows, PRODUCT_COLUMNS]. */
+static mlx_array random_rows(fkv_mlx_graph *g, int n_rows, mlx_dtype type) {
+    static float numbers[PRODUCT_OUTPUTS * PRODUCT_COLUMNS];
+    uint64_t random = 11u + (uint64_t)n_rows;
+    for (int i = 0; i < n_rows * PRODUCT_COLUMNS; i++) numbers[i] = attn_gaussian(&random);
+    const int shape[] = {n_rows, PRODUCT_COLUMNS};
+    mlx_array made = fkv_mlx_adopt(g, mlx_array_new_data(numbers, shape, 2, MLX_FLOAT32));
+    return fkv_mlx_astype(g, made, type);
+}
+
+static const float *floats_of(fkv_mlx_graph *g, mlx_array a) {
+    mlx_array wide = fkv_mlx_astype(g, a, MLX_FLOAT32);
+    fkv_mlx_eval_one(g, wide);
+    ck_assert(!g->failed);
+    return mlx_array_data_float32(wide);
+}
+
+static fkv_status product_of(fkv_mlx_graph *g, mlx_array x, const fkv_mlx_affine *w, mlx_array *out) {
+    *out = mlx_array_new();
+    const fkv_status status =
+        fkv_mlx_quantized_product(x, w->codes, w->scales, w->biases, (uint32_t)w->group, (uint32_t)w->bits, g->stream, out);
+    *out = fkv_mlx_adopt(g, *out);
+    return status;
+}
+
+static void check_product(mlx_dtype type, int bits, int group) {
+    fkv_mlx_graph g = {.stream = device().stream};
+    bool has_metal = false;
+    ck_assert_int_eq(mlx_metal_is_available(&has_metal), 0);
+    const fkv_mlx_affine w = fkv_mlx_quantize(&g, random_rows(&g, PRODUCT_OUTPUTS, type), bits, group);
+    mlx_array x = random_rows(&g, 8, type);
+    mlx_array all;
+    mlx_array one;
+    ck_assert(!g.failed);
+    const fkv_status status = product_of(&g, x, &w, &all);
+    if (!on_gpu() || has_metal) {
+        ck_status(status, FKV_UNSUPPORTED);
+        fkv_mlx_graph_release(&g, 0);
+        return;
+    }
+    ck_ok(status);
+    ck_assert_int_eq(mlx_array_dtype(all), type);
+    const float *found = floats_of(&g, all);
+    const float *expected = floats_of(&g, fkv_mlx_quantized_matmul(&g, x, &w, true));
+    ck_assert_double_le(relative_l2(found, expected, (size_t)8 * PRODUCT_OUTPUTS), type == MLX_BFLOAT16 ? 5e-3 : 1e-3);
+    for (int row = 0; row < 8; row++) {
+        ck_ok(product_of(&g, fkv_mlx_slice(&g, x, FKV_MLX_SHAPE(row, 0), FKV_MLX_SHAPE(row + 1, PRODUCT_COLUMNS)), &w, &one));
+        ck_assert_mem_eq(floats_of(&g, one), found + (size_t)row * PRODUCT_OUTPUTS, PRODUCT_OUTPUTS * sizeof *found);
+    }
+    ck_status(product_of(&g, random_rows(&g, 9, type), &w, &one), FKV_UNSUPPORTED);
+    fkv_mlx_graph_release(&g, 0);
+}
+
+/* There is a kernel on CUDA only. */
+START_TEST(products_match_mlx_and_do_not_depend_on_other_rows) {
+    static const mlx_dtype types[] = {MLX_FLOAT16, MLX_BFLOAT16, MLX_FLOAT32};
+    for (int i = 0; i < 18; i++) check_product(types[i % 3], i < 9 ? 4 : 8, 32 << i / 3 % 3);
+}
+END_TEST
+
 /* On Linux, the source passed to the GPU compiler only includes a file with the kernel source. On other systems, the whole kernel
  * source is passed. */
 START_TEST(kernel_source_is_passed_as_an_include_of_a_file) {
@@ -789,4 +852,4 @@ TEST_MAIN("mlx", chunks_batches_and_windows_match_the_host, fork_copies_the_page
           pool_sizes_match_the_plan, memory_counters_are_flat_over_thousands_of_steps,
           calls_for_the_wrong_device_name_the_right_ones, arrays_of_wrong_shape_type_or_state_are_rejected,
           errors_inside_mlx_return_a_status_with_the_mlx_message, plan_that_does_not_fit_and_unavailable_kernels_are_rejected,
-          kernel_source_is_passed_as_an_include_of_a_file)
+          products_match_mlx_and_do_not_depend_on_other_rows, kernel_source_is_passed_as_an_include_of_a_file)

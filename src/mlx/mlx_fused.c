@@ -30,12 +30,6 @@ enum {
 
 /* ---- kernel source ---- */
 
-static uint64_t source_hash(const char *text) { /* FNV-1a */
-    uint64_t hash = 0xcbf29ce484222325u;
-    for (; *text != 0; text++) hash = (hash ^ (uint8_t)*text) * 0x100000001b3u;
-    return hash;
-}
-
 /* Creates the kernel under a name unique to its source, because MLX looks up compiled kernels by name. */
 static fkv_status open_kernel(const fkv_mlx_state *mlx, const fkv_attn_layer *layer, fkv_kernel which, uint32_t decode_rows,
                               fkv_mlx_kernel *kernel) {
@@ -43,7 +37,7 @@ static fkv_status open_kernel(const fkv_mlx_state *mlx, const fkv_attn_layer *la
     char *header = malloc(length + 1);
     FKV_REQUIRE(header != NULL, FKV_NO_MEMORY, "out of memory allocating %zu bytes of kernel source", length + 1);
     (void)fkv_kernel_header(mlx->kernels_for, which, layer, decode_rows, header, length + 1);
-    const uint64_t hash = source_hash(header);
+    const uint64_t hash = fkv_mlx_source_hash(header);
     char name[48];
     (void)snprintf(name, sizeof name, "flatkv_%d_%016llx", (int)which, (unsigned long long)hash);
     char line[FKV_MLX_INCLUDE_CHARS]; /* the Metal compiler cannot include files */

@@ -27,6 +27,12 @@ static bool is_reachable(int fd) {
     return access(path, R_OK) == 0;
 }
 
+uint64_t fkv_mlx_source_hash(const char *text) { /* FNV-1a */
+    uint64_t hash = 0xcbf29ce484222325u;
+    for (; *text != 0; text++) hash = (hash ^ (uint8_t)*text) * 0x100000001b3u;
+    return hash;
+}
+
 bool fkv_mlx_include(const char *text, uint64_t hash, char line[FKV_MLX_INCLUDE_CHARS]) {
     (void)pthread_mutex_lock(&lock);
     uint32_t i = 0;

@@ -9,8 +9,10 @@
 
 enum { FKV_MLX_INCLUDE_CHARS = 40 };
 
-/* Stores `text` in an in-memory file and writes an #include line for this file to `line`. `hash` is a hash of the text. Returns
- * false if the system does not support in-memory files; the caller then passes the text itself. */
+uint64_t fkv_mlx_source_hash(const char *text);
+
+/* Stores `text` in an in-memory file and writes an #include line for this file to `line`. `hash` is its fkv_mlx_source_hash().
+ * Returns false if the system does not support in-memory files; the caller then passes the text itself. */
 bool fkv_mlx_include(const char *text, uint64_t hash, char line[FKV_MLX_INCLUDE_CHARS]);
 
 #endif

@@ -29,7 +29,7 @@ fkv_status fkv_mlx_kernel_open(fkv_mlx_kernel *kernel, bool is_metal, const fkv_
     return kernel->is_open ? FKV_OK : fkv_mlx_failed(text->name);
 }
 
-static void free_config(fkv_mlx_kernel *k) {
+void fkv_mlx_kernel_forget(fkv_mlx_kernel *k) {
     if (k->config == NULL) return;
     if (k->is_metal)
         mlx_fast_metal_kernel_config_free(metal_config(k));
@@ -40,7 +40,7 @@ static void free_config(fkv_mlx_kernel *k) {
 
 void fkv_mlx_kernel_close(fkv_mlx_kernel *k) {
     if (!k->is_open) return;
-    free_config(k);
+    fkv_mlx_kernel_forget(k);
     if (k->is_metal)
         mlx_fast_metal_kernel_free(metal_kernel(k));
     else
@@ -56,7 +56,7 @@ static bool same_output(const fkv_mlx_kernel *k, const fkv_mlx_launch *launch) {
 
 static int new_config(fkv_mlx_kernel *k, const fkv_mlx_launch *launch) {
     const fkv_mlx_shape *shape = &launch->out_shape;
-    free_config(k);
+    fkv_mlx_kernel_forget(k);
     k->threads = (int)launch->threads;
     k->out_shape = *shape;
     k->out_type = launch->out_type;

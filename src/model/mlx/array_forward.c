@@ -299,6 +299,18 @@ static fkv_status run_layer(fkv_array_pass *p, bool goes_on, bool keeps_asked, m
     return fkv_mlx_graph_status(p->g, "fkv_runner_forward");
 }
 
+enum {
+    SUBMIT_TOKENS = 8, /* steps of up to this number of tokens are submitted to the GPU in parts */
+    SUBMIT_LAYERS = 4  /* layers per part */
+};
+
+/* Starts the evaluation of x. The GPU then computes while the host builds the rest of the graph. */
+static void submit(const fkv_array_pass *p, mlx_array x) {
+    mlx_vector_array wanted = mlx_vector_array_new_value(x);
+    if (mlx_async_eval(wanted) != 0) p->g->failed = true;
+    (void)mlx_vector_array_free(wanted);
+}
+
 /* Computes all layers. *x and *logits are owned by the caller; *logits stays empty if no logits are requested. */
 static fkv_status build_layers(fkv_array_pass *p, mlx_array *x, mlx_array *logits) {
     const fkv_runner *r = p->r;
@@ -323,6 +335,7 @@ static fkv_status build_layers(fkv_array_pass *p, mlx_array *x, mlx_array *logit
         p->angles = rope == FKV_ROPE_NONE ? (mlx_array){NULL} : angles[rope];
         FKV_TRY(run_layer(p, i + 1 < n_storing || r->n_logit_rows > 0, i + 1 == h->n_layers, x));
         fkv_mlx_graph_release(p->g, mark);
+        if (w->on_gpu && r->n_tokens <= SUBMIT_TOKENS && i % SUBMIT_LAYERS == 0 && i + 1 < n_run) submit(p, *x);
     }
     if (r->n_logit_rows > 0) fkv_mlx_keep(p->g, logits, logits_of(p, *x));
     return fkv_mlx_graph_status(p->g, "fkv_runner_forward");

@@ -9,7 +9,8 @@ fkv_array_rows fkv_array_row_slice(const fkv_array_pass *p, mlx_array x) {
 
 mlx_array fkv_array_product(const fkv_array_pass *p, fkv_array_rows x, const fkv_array_matrix *m) {
     mlx_array in = m->rows == MLX_FLOAT16 ? x.half : x.full;
-    mlx_array out = m->is_coded ? fkv_mlx_quantized_matmul(p->g, in, &m->affine, true) : fkv_mlx_matmul(p->g, in, m->across);
+    mlx_array out =
+        m->is_coded ? fkv_mlx_product(&p->r->arrays->products, p->g, in, &m->affine) : fkv_mlx_matmul(p->g, in, m->across);
     return m->rows == MLX_FLOAT16 ? fkv_mlx_astype(p->g, out, MLX_FLOAT32) : out;
 }
 

@@ -14,7 +14,7 @@
 #include <stdio.h>
 
 /* Must be increased by every change to the MLX forward pass or to a flatkv kernel for MLX that changes bits of keys or values. */
-enum { ARRAY_NUMERICS_VERSION = 2 };
+enum { ARRAY_NUMERICS_VERSION = 2, CUDA_NUMERICS_VERSION = 3 };
 
 /* ---- plan ---- */
 
@@ -123,7 +123,8 @@ static fkv_status array_numerics(fkv_isa isa, char text[32]) {
                        !on_gpu     ? "cpu"
                        : has_metal ? "metal"
                                    : "cuda",
-                       ARRAY_NUMERICS_VERSION, architecture[0] != 0 ? " " : "", architecture);
+                       on_gpu && !has_metal ? CUDA_NUMERICS_VERSION : ARRAY_NUMERICS_VERSION, architecture[0] != 0 ? " " : "",
+                       architecture);
         (void)mlx_device_info_free(info);
     }
     (void)mlx_string_free(version);
@@ -173,6 +174,7 @@ static void close_array_runner(fkv_runner *r) {
     fkv_cache_close(r->cache);
     if (a->cache_limit_is_set) (void)mlx_set_cache_limit(&ours, a->cache_limit_before);
     fkv_mlx_kernel_close(&a->recurrence);
+    fkv_mlx_products_close(&a->products);
     (void)mlx_array_free(a->embedding_scale);
     for (uint32_t i = 0; a->k_centers != NULL && i < r->model->hparams->n_layers; i++) (void)mlx_array_free(a->k_centers[i]);
     (void)mlx_stream_free(a->graph.stream);

@@ -4,7 +4,7 @@
 #ifndef FKV_ARRAY_RUNNER_H
 #define FKV_ARRAY_RUNNER_H
 
-#include "../../mlx/mlx_kernel.h"
+#include "../../mlx/mlx_product.h"
 #include "../forward/runner.h"
 #include "array_weights.h"
 
@@ -23,6 +23,7 @@ struct fkv_array_runner {
     fkv_turn *one_turn[FKV_N_ROPES]; /* [n_pairs] rotation of each pair from one position to the next */
     mlx_array *states;               /* [max_seqs] states of the current recurrent layer; empty between layers */
     fkv_mlx_kernel recurrence;       /* kernel of the recurrence on a GPU; opened on first use */
+    fkv_mlx_products products;       /* kernels of products with quantized matrices on CUDA */
     float *angles;                   /* [T, n_pairs] pairs of cosine and sine */
     int32_t *numbers;                /* [T] */
 };
