@@ -29,11 +29,11 @@ def __getattr__(name: str) -> Any:
 
 
 def install(max_tokens: int | None = None, *, codec: str | None = None, rotate: str | None = "kv", max_seqs: int = 32, max_step_tokens: int = 2048,
-            page_tokens: int = 64, memory_limit: int = 0, compile: bool = True, max_checkpoints: int = 16, max_contexts: int = 8) -> None:
+            page_tokens: int = 64, memory_limit: int = 0, compile: bool = True, max_checkpoints: int = 16, max_contexts: int = 8, products: bool = True) -> None:
     """Replaces the prompt caches of mlx-lm; flatkv.lm.install() documents the options."""
     from . import lm
     lm.install(max_tokens, codec=codec, rotate=rotate, max_seqs=max_seqs, max_step_tokens=max_step_tokens, page_tokens=page_tokens,
-               memory_limit=memory_limit, compile=compile, max_checkpoints=max_checkpoints, max_contexts=max_contexts)
+               memory_limit=memory_limit, compile=compile, max_checkpoints=max_checkpoints, max_contexts=max_contexts, products=products)
 
 
 def export_prompt_cache(file_name: str | os.PathLike[str], cache: list[Any], model: Any, **options: Any) -> None:

@@ -68,6 +68,31 @@ static PyObject *mlx_fetch(PyObject *self, PyObject *args) {
     return status == FKV_OK ? result : PyLong_FromLong(status);
 }
 
+/* mlx_product(x, codes, scales, biases, group, bits) -> mx.array, or a nonzero status */
+static PyObject *mlx_product(PyObject *self, PyObject *args) {
+    PyObject *given[4] = {NULL};
+    unsigned group = 0;
+    unsigned bits = 0;
+    (void)self;
+    if (!PyArg_ParseTuple(args, "OOOOII", &given[0], &given[1], &given[2], &given[3], &group, &bits)) return NULL;
+    mlx_array arrays[4] = {{NULL}};
+    bool wrapped = true;
+    for (int i = 0; i < 4 && wrapped; i++) {
+        arrays[i] = fkv_python_mlx_wrap(given[i]);
+        wrapped = arrays[i].ctx != NULL;
+    }
+    mlx_array out = {NULL};
+    fkv_status status = FKV_NO_MEMORY;
+    if (wrapped)
+        status = fkv_mlx_quantized_product(arrays[0], arrays[1], arrays[2], arrays[3], group, bits, (mlx_stream){NULL}, &out);
+    PyObject *result = status == FKV_OK ? fkv_python_mlx_object(out) : NULL;
+    Py_XINCREF(result);
+    for (int i = 0; i < 4; i++) (void)mlx_array_free(arrays[i]);
+    (void)mlx_array_free(out);
+    if (!wrapped) return NULL;
+    return result != NULL ? result : PyLong_FromLong(status);
+}
+
 /* mlx_pending(step) -> list of mx.array, or a nonzero status */
 static PyObject *mlx_pending(PyObject *self, PyObject *args) {
     unsigned long long step = 0;
@@ -116,6 +141,7 @@ static PyMethodDef methods[] = {
     {"mlx_write", mlx_write, METH_VARARGS, "Writes keys and values of one layer."},
     {"mlx_attend", mlx_attend, METH_VARARGS, "Returns the attention of one layer."},
     {"mlx_fetch", mlx_fetch, METH_VARARGS, "Returns the decoded keys and values of one sequence in one layer."},
+    {"mlx_product", mlx_product, METH_VARARGS, "Returns the product of a few rows with a quantized matrix."},
     {"mlx_pending", mlx_pending, METH_VARARGS, "Returns the arrays whose evaluation completes the writes of a step."},
     {"mlx_step_state", mlx_step_state, METH_VARARGS, "Returns the graph key and the input arrays of a step."},
     {"mlx_step_put_state", mlx_step_put_state, METH_VARARGS, "Replaces the input arrays of a step."},

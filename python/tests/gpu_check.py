@@ -1,6 +1,6 @@
 """Checks and measures flatkv through Python on a GPU: kernel accuracy, attention time, and a whole mlx-lm model with both kinds of caches.
 
-usage: gpu_check.py [--json FILE] [--quick] [--seconds N] [--tokens N] [--only PART...]
+usage: gpu_check.py [--json FILE] [--quick] [--seconds N] [--tokens N] [--mlx-products] [--only PART...]
 
 Default parts, in order of importance:
   decode     Llama-3-8B's shape with random 4-bit weights: decode speed after a history of random rows, for flatkv's codecs, mlx-lm's
@@ -23,7 +23,7 @@ Parts that run only if named by --only:
   threads    decode after a short history, with and without an idle second thread
 
 The JSON file is written after each run. No run begins after --seconds, and every part has a time limit. --quick runs a tiny shape on any
-device. The exit status is 1 if a check fails.
+device. --mlx-products installs flatkv with products=False. The exit status is 1 if a check fails.
 """
 import argparse
 import contextlib
@@ -50,6 +50,7 @@ from flatkv.lm.prompt import FlatKVCache
 from flatkv.mlx_cache import MlxCache
 
 CHUNK = 2048
+PRODUCTS = True  # flatkv.install(products=...)
 NEW = 64  # number of generated tokens
 WARM = 8  # generated tokens that are not timed
 
@@ -311,7 +312,7 @@ def timed(model, prompt, cache, n_new, step):
 
 @contextlib.contextmanager
 def flat(codec, max_tokens, step=None, **more):
-    flatkv.install(max_tokens=max_tokens, codec=codec, max_step_tokens=step or CHUNK, **more)
+    flatkv.install(max_tokens=max_tokens, codec=codec, max_step_tokens=step or CHUNK, products=PRODUCTS, **more)
     try:
         yield
     finally:
@@ -534,7 +535,7 @@ class Options(argparse.Namespace):
     def write(self):
         if self.json:
             with open(self.json, "w", encoding="utf-8") as file:
-                json.dump({"mlx": mx.__version__, "device": str(mx.default_device()), "flatkv": flatkv.__version__,
+                json.dump({"mlx": mx.__version__, "device": str(mx.default_device()), "flatkv": flatkv.__version__, "products": PRODUCTS,
                            "environment": {k: v for k, v in os.environ.items() if k.startswith("MLX_")}, "parts": self.parts}, file, indent=1)
                 file.write("\n")
 
@@ -549,11 +550,13 @@ def main():
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--seconds", type=float, default=1e9)
     parser.add_argument("--tokens", type=int, default=131072)
+    parser.add_argument("--mlx-products", action="store_true")
     parser.add_argument("--only", nargs="*", default=[name for name in PARTS if name not in ONLY_IF_NAMED])
     options = parser.parse_args(namespace=Options())
     options.began, options.parts, options.shape = time.perf_counter(), {}, TINY if options.quick else LLAMA_8B
+    global CHUNK, PRODUCTS
+    PRODUCTS = not options.mlx_products
     if options.quick:
-        global CHUNK
         CHUNK, options.tokens = 256, 1024
     signal.signal(signal.SIGALRM, too_long)
     for name in options.only:

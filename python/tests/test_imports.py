@@ -6,7 +6,7 @@ import flatkv
 
 PACKAGE = pathlib.Path(__file__).resolve().parents[1] / "flatkv"
 #: modules from the lowest to the highest layer: library, cache, MLX, mlx-lm, commands
-ORDER = ["_abi", "_native", "_library", "_config", "svg", "plan", "cache", "model", "mlx_cache", "lm.history", "lm.layout", "lm.pool", "lm.sizing", "lm.prompt",
+ORDER = ["_abi", "_native", "_library", "_config", "svg", "plan", "cache", "model", "mlx_cache", "lm.history", "lm.products", "lm.layout", "lm.pool", "lm.sizing", "lm.prompt",
          "lm.recurrent", "lm.probe", "lm.replay", "lm.passes", "lm.admission", "lm.server", "lm.hook", "lm.export", "lm", "planning", "", "malloc", "programs", "bench", "doctor", "__main__"]
 
 

@@ -1,7 +1,7 @@
 """install() and uninstall(): connect flatkv to mlx-lm.
 
 mx.fast.scaled_dot_product_attention is wrapped. If its keys are PagedArray placeholders of a FlatKVCache, flatkv computes attention over
-the pages; otherwise, MLX's function is called. Functions of mlx-lm are redirected by replacing their code objects, so that references which other modules imported
+the pages; otherwise, MLX's function is called. On CUDA, mx.quantized_matmul is replaced as well (products.py). Functions of mlx-lm are redirected by replacing their code objects, so that references which other modules imported
 before install() are redirected as well. Models that flatkv does not support keep mlx-lm's own caches, and a warning is issued once.
 """
 from __future__ import annotations
@@ -22,7 +22,7 @@ from mlx_lm.models import gemma2
 from .. import _native
 from .._library import count
 from ..plan import Plan
-from . import admission, probe
+from . import admission, probe, products as quantized
 from .layout import KVLayer, Options, codec_of, identity_of, layers_of, plan_pool
 from .pool import Pool, PooledSequence
 from .probe import Probe, UnsupportedModel
@@ -63,6 +63,7 @@ class _Installation:
     def __init__(self, options: Options):
         self.options = options
         self.attention = mx.fast.scaled_dot_product_attention
+        self.product = mx.quantized_matmul
         self.redirections = {name: Redirection(getattr(module, name)) for name, module in REDIRECTED.items()}
         self.methods: dict[tuple[type, str], Any] = {}  # original methods of mlx-lm's classes
         self.layers_by_model: dict[tuple[int, str], tuple[Any, list[KVLayer] | UnsupportedModel]] = {}  # keyed by model id and cache types
@@ -202,6 +203,7 @@ class _Installation:
     def restore(self) -> None:
         """Restores all functions and methods."""
         mx.fast.scaled_dot_product_attention = self.attention
+        mx.quantized_matmul = self.product
         for redirection in self.redirections.values():
             redirection.undo()
         for (cls, name), method in self.methods.items():
@@ -254,7 +256,7 @@ _installation: _Installation | None = None
 
 
 def install(max_tokens: int | None = None, *, codec: str | None = None, rotate: str | None = "kv", max_seqs: int = 32, max_step_tokens: int = 2048,
-            page_tokens: int = 64, memory_limit: int = 0, compile: bool = True, max_checkpoints: int = 16, max_contexts: int = 8) -> None:
+            page_tokens: int = 64, memory_limit: int = 0, compile: bool = True, max_checkpoints: int = 16, max_contexts: int = 8, products: bool = True) -> None:
     """Replaces the prompt caches of mlx-lm. generate, batch_generate, chat and the server of mlx-lm then use flatkv unchanged.
 
     max_tokens: total tokens of all open sequences of a model, including stored prompt caches. All pages of a model are reserved when
@@ -266,16 +268,19 @@ def install(max_tokens: int | None = None, *, codec: str | None = None, rotate: 
     max_seqs: maximum number of open sequences, including stored prompt caches. Further requests of a batch or of the server wait.
     max_step_tokens: maximum number of tokens in one step. Larger forward passes are split into several steps.
     compile: on a GPU, compile the graph of a decode step once and replay it for later tokens.
+    products: on CUDA, multiply up to eight rows by 4-bit and 8-bit weights with flatkv's kernel instead of MLX's. Results differ by rounding.
     """
     global _installation
     uninstall()
     _native.mlx_open()
     options = Options(max_tokens, codec, rotate, max_seqs, max_step_tokens, page_tokens, memory_limit, compile, count("max_checkpoints", max_checkpoints),
-                      count("max_contexts", max_contexts))
+                      count("max_contexts", max_contexts), products)
     checked = dataclasses.replace(options, max_tokens=1024 if max_tokens is None else max_tokens, codec="sealed" if codec is None else codec)
     plan_pool([KVLayer(1, 1, 128, 128, 1.0, 0, 0, "float16")], checked)  # raises on invalid options before a model is loaded
     _installation = installed = _Installation(options)
     mx.fast.scaled_dot_product_attention = installed.wrapped_attention()
+    if products and quantized.available():
+        mx.quantized_matmul = quantized.wrapped_product(installed.product)
     installed.redirect_functions()
     installed.replace_methods()
     caches.FlatKVCache, caches.RecurrentCache = FlatKVCache, RecurrentCache  # load_prompt_cache() looks up classes by name in this module

@@ -18,6 +18,7 @@ from .._config import Config, Layer, codec_name
 from .._library import count
 from ..mlx_cache import mlx_plan
 from ..plan import Plan
+from . import products
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,6 +66,7 @@ class Options:
     compile: bool = True
     max_checkpoints: int = 16  # maximum number of checkpoints of recurrent states in a pool (hybrid models)
     max_contexts: int = 8  # without max_tokens: number of sequences of maximum length that a pool holds if there is enough memory
+    products: bool = True  # on CUDA, products with quantized weights are computed by flatkv's kernel
 
     @property
     def n_tokens(self) -> int:
@@ -126,18 +128,20 @@ def pool_config(layers: list[KVLayer], options: Options) -> tuple[list[Layer], d
     return [layer for layer, _ in made], dict(
         codec=[codec for _, codec in made], rotate=None if exact else options.rotate, max_tokens=options.n_tokens,
         max_seqs=options.max_seqs, max_step_tokens=n_step, page_tokens=options.page_tokens, page_type=page_type,
-        memory_limit=options.memory_limit, numerics=numerics())
+        memory_limit=options.memory_limit, numerics=numerics(options.products))
 
 
-def numerics() -> str:
+def numerics(own_products: bool) -> str:
     """Returns the identity of the arithmetic that computes rows, which page files store: MLX's version, device and GPU architecture.
 
-    The prefix distinguishes rows of mlx-lm from those of flatkv's own models.
+    The prefix distinguishes rows of mlx-lm from those of flatkv's own models. The suffix "p" and a version number denote products of
+    flatkv's kernel; the number must be increased by every change to the kernel that changes bits.
     """
     if mx.default_device().type != mx.DeviceType.gpu:
         return f"mlx-lm {mx.__version__} cpu"
     architecture = str(mx.device_info().get("architecture", "")).removeprefix("applegpu_")
-    return f"mlx-lm {mx.__version__} {'metal' if mx.metal.is_available() else 'cuda'} {architecture}"
+    suffix = " p1" if own_products and products.available() else ""
+    return f"mlx-lm {mx.__version__} {'metal' if mx.metal.is_available() else 'cuda'} {architecture}{suffix}"
 
 
 UNBOUNDED = (2**31 - 1, 1 << 24, 1 << 20)  # sequence lengths to try for pools without full-attention layers, longest first
