@@ -91,12 +91,14 @@ bool attn_fixture_describe(attn_fixture *w, const attn_case *given) {
     fkv_layer_config shape = {.k = attn_codecs[c->codec].k, .v = attn_codecs[c->codec].v};
     fkv_codec k;
     fkv_codec v;
-    if (fkv_codec_make(shape.k, c->shape.head_dim, c->page_type, &k) != FKV_OK) return false;
     const bool is_latent = c->shape.rope_dim != 0;
-    if (is_latent && c->codec >= FIRST_SEALED_CODEC) return false;
-    if (is_latent) shape.v = (fkv_codec_config){16, 0};
+    const bool is_sealed_latent = is_latent && c->codec >= FIRST_SEALED_CODEC;
+    const uint32_t latent_rotation = is_sealed_latent ? FKV_ROTATE_V : FKV_ROTATE_K; /* rotation of the latent channels */
+    if (is_latent) shape = (fkv_layer_config){.k = fkv_block_latent_codec(shape.k, c->shape.head_dim), .v = {16, 0}};
+    if (is_sealed_latent && shape.k.kind != FKV_CODEC_AFFINE) return false; /* calibrated */
+    if (fkv_codec_make(shape.k, c->shape.head_dim, c->page_type, &k) != FKV_OK) return false;
     if (fkv_codec_make(shape.v, is_latent ? c->shape.rope_dim : c->shape.head_dim, c->page_type, &v) != FKV_OK) return false;
-    if (c->rotate & FKV_ROTATE_K) fkv_codec_rotated(&k);
+    if (c->rotate & (is_latent ? latent_rotation : FKV_ROTATE_K)) fkv_codec_rotated(&k);
     if ((c->rotate & FKV_ROTATE_V) != 0 && !is_latent) fkv_codec_rotated(&v);
     w->layer = (fkv_attn_layer){.n_q_heads = c->shape.n_q_heads,
                                 .n_kv_heads = c->shape.n_kv_heads,
@@ -109,7 +111,7 @@ bool attn_fixture_describe(attn_fixture *w, const attn_case *given) {
                                 .row_type = c->row_type};
     fkv_block_make(&k, &v, c->page_tokens, &w->layer.block);
     w->layer.sealed = c->opens && c->codec >= FIRST_SEALED_CODEC;
-    if (w->layer.sealed) fkv_block_make_open(c->shape.head_dim, c->page_type, c->page_tokens, &w->layer.open);
+    if (w->layer.sealed) fkv_block_make_open(c->shape.head_dim, c->shape.rope_dim, c->page_type, c->page_tokens, &w->layer.open);
     if (c->codec >= FIRST_CALIBRATED_CODEC) {
         if (c->shape.n_kv_heads > MAX_CALIBRATED_HEADS) return false;
         calibrate(w, c->shape.head_dim, shape.k.bits);
@@ -118,7 +120,10 @@ bool attn_fixture_describe(attn_fixture *w, const attn_case *given) {
     fkv_rotation_make(11, 1, c->shape.head_dim, &w->rotate_v);
     if ((c->rotate & FKV_ROTATE_K) != 0 && !w->layer.sealed) w->layer.rotate_k = &w->rotate_k;
     if (c->rotate & FKV_ROTATE_V) w->layer.rotate_v = &w->rotate_v;
-    if (is_latent) w->layer.rotate_v = w->layer.rotate_k;
+    if (is_latent) {
+        w->layer.rotate_k = (c->rotate & latent_rotation) == 0 ? NULL : is_sealed_latent ? &w->rotate_v : &w->rotate_k;
+        w->layer.rotate_v = w->layer.rotate_k;
+    }
     uint64_t state = 13;
     for (uint32_t h = 0; c->sinks != 0 && h < c->shape.n_q_heads; h++) w->sink_logits[h] = c->sinks * attn_gaussian(&state);
     if (c->sinks != 0) w->layer.sink_logits = w->sink_logits;
@@ -128,15 +133,10 @@ bool attn_fixture_describe(attn_fixture *w, const attn_case *given) {
 /* Writes all pages in open form, with 8-bit codes (16-bit if no group size divides the head dimension), then seals them. */
 static void write_sealed(const attn_fixture *w, const fkv_cpu_kernels *kernels, fkv_workers *workers, const fkv_attn_row *whole,
                          const void *k, const void *v) {
-    fkv_codec_config config = {8, 64};
-    while (config.group > 16 && w->c.shape.head_dim % config.group != 0) config.group /= 2;
-    if (config.group == 16) config = (fkv_codec_config){16, 0};
-    fkv_codec codec;
-    if (fkv_codec_make(config, w->c.shape.head_dim, w->c.page_type, &codec) != FKV_OK) abort();
     fkv_attn_layer open = w->layer;
     open.calibrated = false;
     open.head_blocks = NULL;
-    fkv_block_make(&codec, &codec, w->c.page_tokens, &open.block);
+    fkv_block_make_open(w->c.shape.head_dim, w->c.shape.rope_dim, w->c.page_type, w->c.page_tokens, &open.block);
     uint32_t n_kv_heads = w->c.shape.n_kv_heads;
     uint32_t n_pages = whole->n_tokens / w->c.page_tokens;
     open.pages = allocate((size_t)n_pages * n_kv_heads * open.block.bytes);

@@ -13,7 +13,7 @@
 #define FKV_GOLDEN_DIR "tests/golden"
 #endif
 
-enum { GOLDEN_PATCHES = 3, GOLDEN_BYTES = 32 * 1024 };
+enum { GOLDEN_PATCHES = 4, GOLDEN_BYTES = 32 * 1024 };
 
 typedef struct golden_patch {
     uint32_t offset;

@@ -229,6 +229,31 @@ static void latent_layers(fkv_isa only) {
     }
 }
 
+/* Tests latent layers whose pages are all sealed, and sealed latent layers, in which a query reads both open and sealed pages. */
+static void sealed_latent_layers(fkv_isa only) {
+    static const attn_shape latent_shapes[] = {
+        {16, 1, 512, 64}, {5, 1, 256, 32}, {40, 1, 64, 16}, {3, 1, 96, 48}, {128, 1, 32, 16}};
+    for (uint32_t i = 0; i < 40; i++) {
+        attn_case c = {.shape = latent_shapes[i % 5],
+                       .codec = FIRST_SEALED_CODEC + (i / 5 % 2 == 0 ? 0 : 2), /* s4/s4 or s2/s2 */
+                       .page_tokens = 16u << i % 3,
+                       .n_rows = 3,
+                       .opens = i % 4 != 3};
+        c.page_type = i % 2 == 0 ? FKV_F16 : FKV_BF16;
+        c.row_type = (fkv_type)(i % 3);
+        c.rotate = (fkv_rotate)(i / 4 % 4);
+        c.window = i % 6 == 5 ? 150 : 0;
+        c.n_sinks = i % 6 == 5 ? 3 : 0;
+        c.softcap = i % 7 == 6 ? 30.0f : 0.0f;
+        c.sinks = i % 5 == 4 ? 4.0f : 0.0f;
+        c.outliers = c.sinks == 0 && i % 2 == 1;
+        c.rows[0] = (attn_mix){i % 8 == 0 ? 1100 : 330, 1};
+        c.rows[1] = (attn_mix){starts[i % (sizeof starts / sizeof starts[0])], 19};
+        c.rows[2] = (attn_mix){61, i % 9 == 0 ? 200 : 5};
+        check_case(&c, only);
+    }
+}
+
 /* Tests histories with several splits. In one case, the queries of a tile have splits of different lengths. */
 static void long_histories(fkv_isa only) {
     attn_case c = {.shape = {4, 2, 64}, .codec = 2, .page_tokens = 64, .page_type = FKV_F16, .n_rows = 3};
@@ -624,6 +649,7 @@ int main(int argc, char **argv) {
     every_codec_and_shape(only);
     every_length_and_mask(only);
     latent_layers(only);
+    sealed_latent_layers(only);
     long_histories(only);
     runs_of_sealed_pages(only);
     every_size_of_queries(only);

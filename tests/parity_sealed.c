@@ -294,6 +294,42 @@ static void random_blocks(void) {
     }
 }
 
+/* Seals latent blocks: each row is encoded separately, and the 16-bit RoPE channels are copied. */
+static void latent_blocks(void) {
+    static const uint32_t dims[] = {32, 64, 96, 128, 256, 512};
+    uint64_t state = 13;
+    for (uint32_t i = 0; i < 48; i++) {
+        seal_case c = {.type = 1 + i % 2, .dim = dims[i % 6], .page_tokens = 16u << i / 6 % 5, .bits = i % 4 < 2 ? 4 : 2};
+        const uint32_t rope_dim = 16 * (1 + i % 5);
+        const fkv_codec_config config = {c.bits, 0, FKV_CODEC_SEALED};
+        fkv_codec latent;
+        fkv_block open;
+        fkv_block sealed;
+        fkv_block_make_open(c.dim, rope_dim, (fkv_type)c.type, c.page_tokens, &open);
+        if (fkv_codec_make(fkv_block_latent_codec(config, c.dim), c.dim, (fkv_type)c.type, &latent) != FKV_OK) abort();
+        if (i % 3 != 0) fkv_codec_rotated(&latent);
+        fkv_block_make(&latent, &open.codec[FKV_SIDE_ROPE], c.page_tokens, &sealed);
+        c.open_bits = open.codec[FKV_SIDE_LATENT].bits;
+        uint8_t *from = zeroes(open.bytes);
+        uint8_t *reference = zeroes(sealed.bytes);
+        fill_open(&state, &open, from);
+        const bool hostile = i % 8 == 7;
+        for (uint32_t at = 0; hostile && at < open.bytes; at++) from[at] = (uint8_t)draw(&state);
+        fkv_seal_block(&open, from, &sealed, reference);
+        check_isas(&c, &open, &sealed, from, reference);
+        if (!hostile) {
+            const uint32_t rope_bytes = c.page_tokens * rope_dim * 2;
+            count(memcmp(from + open.offset[FKV_SIDE_ROPE][FKV_PART_CODES],
+                         reference + sealed.offset[FKV_SIDE_ROPE][FKV_PART_CODES], rope_bytes) == 0,
+                  "RoPE channels differ", &c, "C");
+            count(error_of(&open, from, &sealed, reference, FKV_SIDE_LATENT) < (c.bits == 4 ? 0.03 : 0.7),
+                  "latent error too large", &c, "C");
+        }
+        free(from);
+        free(reference);
+    }
+}
+
 /* A huge key row must not change the sealed form of the other rows. Seals a page with a huge row, and the same page with the huge
  * row replaced by a copy of another row. */
 static void huge_rows(void) {
@@ -350,6 +386,7 @@ int main(int argc, char **argv) {
     vectors(argc > 1 ? argv[1] : "tests/vectors/sealed.bin");
     random_blocks();
     calibrated_blocks();
+    latent_blocks();
     huge_rows();
     printf("%u passed, %u failed\n", n_passed, n_failed);
     return n_failed == 0 && n_passed > 0 ? EXIT_SUCCESS : EXIT_FAILURE;

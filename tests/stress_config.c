@@ -94,6 +94,8 @@ static void draw_latent(stress_random *r, const stress_config *c, fkv_layer_conf
     l->rope_dim = 16 * (c->long_history ? 1 : stress_mostly_small(r, 1, stress_chance(r, 10) ? FKV_MAX_HEAD_DIM / 16 : 8));
     l->k = draw_codec(r, l->head_dim);
     if (stress_chance(r, 50)) l->v = draw_codec(r, l->head_dim); /* ignored by the cache */
+    if (l->head_dim % 32 == 0 && stress_chance(r, 40))
+        l->k = (fkv_codec_config){.bits = stress_chance(r, 70) ? 4 : 2, .kind = FKV_CODEC_SEALED};
 }
 
 static void draw_shape(stress_random *r, const stress_config *c, fkv_layer_config *l) {
@@ -247,10 +249,16 @@ static void make_codecs(stress_config *c) {
                 c->sealed[i][side] = c->codec[i][side];
                 continue;
             }
-            bool rotated = ((uint32_t)c->base.rotate >> side & 1) != 0 && !(sealed && side == STRESS_K);
+            uint32_t rotation = side; /* sealed keys are not rotated; sealed latent channels are rotated like values */
+            if (sealed && stress_layer_is_latent(c, i)) {
+                rotation = STRESS_V;
+                codec = (fkv_codec_config){.bits = codec.bits, .group = open_codec(dim).group};
+            }
+            bool rotated = ((uint32_t)c->base.rotate >> rotation & 1) != 0 && !(sealed && rotation == STRESS_K);
             uint64_t seed = c->base.rotation_seed;
-            c->codec[i][side] = stress_codec_make(sealed ? open_codec(dim) : codec, dim, c->base.page_type, rotated, seed, side);
-            c->sealed[i][side] = stress_codec_make(codec, dim, c->base.page_type, rotated, seed, side);
+            fkv_type type = c->base.page_type;
+            c->codec[i][side] = stress_codec_make(sealed ? open_codec(dim) : codec, dim, type, rotated, seed, rotation);
+            c->sealed[i][side] = stress_codec_make(codec, dim, type, rotated, seed, rotation);
             c->sealed[i][side].channel_bits = side == STRESS_K ? c->layers[i].channel_bits : NULL;
         }
     }

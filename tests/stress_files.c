@@ -114,7 +114,9 @@ static void write_layers(const image *m, uint8_t *at) {
         for (uint32_t f = 0; f < 4; f++, to += 4) put(to, shape[f], 4);
         for (uint32_t side = 0; side < STRESS_N_SIDES; side++) {
             const stress_codec *codec = &m->fixture->config->sealed[i][side];
-            const uint32_t fields[] = {codec->bits, codec->kind == FKV_CODEC_AFFINE ? codec->group : 0, (uint32_t)codec->kind};
+            const bool sealed_latent = side == STRESS_K && l->rope_dim != 0 && is_sealed(m, i);
+            const fkv_codec_kind kind = sealed_latent ? FKV_CODEC_SEALED : codec->kind;
+            const uint32_t fields[] = {codec->bits, kind == FKV_CODEC_AFFINE ? codec->group : 0, (uint32_t)kind};
             for (uint32_t f = 0; f < 3; f++, to += 4) put(to, fields[f], 4);
         }
         put(to, l->rope_dim, 4);

@@ -34,8 +34,8 @@ typedef struct stress_prefix {
 typedef struct stress_counts {
     uint64_t configurations, steps, commits, aborts, opened, hits, forks, truncates, gone, inserts, clears, closes,
         closes_in_steps, reserves, discarded;
-    uint64_t saves, loads, damaged, foreign, nan_files, refusals, bad_calls, answers, sealed, calibrated, latent, turbo, same,
-        slack, beyond, gone_open;
+    uint64_t saves, loads, damaged, foreign, nan_files, refusals, bad_calls, answers, sealed, calibrated, latent, sealed_latent,
+        turbo, same, slack, beyond, gone_open;
     uint64_t states, state_hits, state_truncates, state_gone, state_saves, state_loads, drops;
     uint64_t stored, restored, restored_open, restored_states, wrong_objects;
 } stress_counts;

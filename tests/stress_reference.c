@@ -136,7 +136,7 @@ void stress_fixture_open(stress_fixture *w, const stress_config *config, uint32_
             w->stored_bytes += (size_t)config->layers[i].n_kv_heads * stress_row_bytes(&config->codec[i][side]);
             w->sealed_at[i][side] = w->sealed_floats;
             if (stress_layer_is_sealed(config, i))
-                w->sealed_floats += (size_t)config->base.page_tokens * config->layers[i].n_kv_heads * config->layers[i].head_dim;
+                w->sealed_floats += (size_t)config->base.page_tokens * config->layers[i].n_kv_heads * row_dim(w, i, side);
         }
         w->blocks_at[i] = w->blocks_bytes;
         if (stress_layer_is_sealed(config, i))
@@ -233,12 +233,12 @@ size_t stress_sealed_block_bytes(const stress_config *c, uint32_t layer) {
 /* Seals one head of one layer from the decoded open rows. */
 static void seal_head(const stress_fixture *w, stress_token *const *page, uint32_t layer, uint32_t head, stress_token *to) {
     static float rows[256 * FKV_MAX_HEAD_DIM];
-    uint32_t dim = w->config->layers[layer].head_dim;
     uint32_t n_heads = w->config->layers[layer].n_kv_heads;
     uint32_t n = w->config->base.page_tokens;
     uint8_t *at = to->blocks + w->blocks_at[layer] + head * stress_sealed_block_bytes(w->config, layer);
     for (uint32_t side = 0; side < STRESS_N_SIDES; side++) {
         stress_codec of_head = w->config->sealed[layer][side];
+        const uint32_t dim = of_head.dim;
         if (of_head.channel_bits != NULL) of_head.channel_bits += (size_t)head * dim;
         const stress_codec *codec = &of_head;
         uint8_t *part[STRESS_PARTS];
@@ -311,7 +311,7 @@ static const float *stored_row(const question *x, uint32_t t, uint32_t side) {
         uint32_t page_tokens = x->fixture->config->base.page_tokens;
         const stress_token *page = sealed_page(x->fixture, x->history, t / page_tokens);
         return page->sealed + x->fixture->sealed_at[x->layer][side] +
-               ((size_t)(t % page_tokens) * l->n_kv_heads + head) * l->head_dim;
+               ((size_t)(t % page_tokens) * l->n_kv_heads + head) * row_dim(x->fixture, x->layer, side);
     }
     return x->history[t]->stored + x->fixture->stored_at[x->layer][side] + (size_t)head * row_dim(x->fixture, x->layer, side);
 }
@@ -498,6 +498,7 @@ static void check_head(question *x, const uint8_t *answer) {
     w->n_sealed += over_sealed;
     w->n_calibrated += over_sealed && l->k.kind == FKV_CODEC_CALIBRATED;
     w->n_latent += stress_layer_is_latent(c, x->layer);
+    w->n_sealed_latent += over_sealed && stress_layer_is_latent(c, x->layer);
     w->n_turbo += c->codec[x->layer][STRESS_K].kind == FKV_CODEC_TURBO || c->codec[x->layer][STRESS_V].kind == FKV_CODEC_TURBO;
     if (between.hidden_nan)
         stress_fail("layer %u head %u position %u: the output is finite where the reference is NaN", x->layer, x->head,

@@ -37,12 +37,13 @@ typedef struct stress_fixture {
     stress_token **buckets;
     double *weights; /* [longest history] */
     uint64_t memory;
-    uint64_t n_answers;    /* number of query-head rows compared with the reference */
-    uint64_t n_sealed;     /* number of query-head rows that read a sealed page */
-    uint64_t n_calibrated; /* number of query-head rows that read a sealed page with calibrated keys */
-    uint64_t n_latent;     /* number of query-head rows of latent layers */
-    uint64_t n_turbo;      /* number of query-head rows that read TurboQuant codes */
-    uint64_t n_same;       /* number of outputs that were bit-identical to an earlier output of the same token */
+    uint64_t n_answers;       /* number of query-head rows compared with the reference */
+    uint64_t n_sealed;        /* number of query-head rows that read a sealed page */
+    uint64_t n_calibrated;    /* number of query-head rows that read a sealed page with calibrated keys */
+    uint64_t n_latent;        /* number of query-head rows of latent layers */
+    uint64_t n_sealed_latent; /* number of query-head rows of latent layers that read a sealed page */
+    uint64_t n_turbo;         /* number of query-head rows that read TurboQuant codes */
+    uint64_t n_same;          /* number of outputs that were bit-identical to an earlier output of the same token */
     uint64_t n_slack;  /* number of query-head rows that matched only with the additional tolerance for ill-conditioned sums */
     uint64_t n_beyond; /* number of query-head rows that were not compared, because their scores overflow a float */
     double worst;      /* largest relative L2 error of a row that matched without the additional tolerance */

@@ -65,7 +65,9 @@ static const struct {
               {{8, 64}, FKV_ROTATE_NONE, 2e-2},
               {{8, 32}, FKV_ROTATE_KV, 2e-2},
               {{4, 32}, FKV_ROTATE_K, 0.25},
-              {{4, 0, FKV_CODEC_TURBO}, FKV_ROTATE_K, 0.25}};
+              {{4, 0, FKV_CODEC_TURBO}, FKV_ROTATE_K, 0.25},
+              {{4, 0, FKV_CODEC_SEALED}, FKV_ROTATE_V, 0.25},
+              {{4, 0, FKV_CODEC_SEALED}, FKV_ROTATE_NONE, 0.25}};
 
 START_TEST(outputs_agree_with_attention_over_the_unquantized_rows) {
     uint32_t tokens[N_TOKENS];
@@ -114,13 +116,13 @@ START_TEST(outputs_are_bit_identical_for_any_chunking_and_thread_count) {
 END_TEST
 
 /* Forks, truncates, aborts and batches sequences, reloads one sequence from a page file, and compares every output. */
-START_TEST(outputs_are_bit_identical_after_fork_truncation_and_reload) {
+static void check_forks_and_files(fkv_codec_config codec, fkv_rotate rotate) {
     uint32_t tokens[N_TOKENS];
     char path[512];
     cache_tokens(7, tokens, N_TOKENS);
-    uint8_t *expected = outputs_of((fkv_codec_config){8, 64}, 1, FKV_ROTATE_K, 50, tokens);
+    uint8_t *expected = outputs_of(codec, 1, rotate, 50, tokens);
     cache_fixture w;
-    open_fixture(&w, (fkv_codec_config){8, 64}, 2, FKV_ROTATE_K);
+    open_fixture(&w, codec, 2, rotate);
     uint8_t *got[4];
     for (int i = 0; i < 4; i++) got[i] = allocate_outputs(&w);
     fkv_seq seqs[4];
@@ -132,7 +134,7 @@ START_TEST(outputs_are_bit_identical_after_fork_truncation_and_reload) {
     const fkv_seq_config shared = {.max_tokens = N_TOKENS, .prompt = tokens, .n_prompt = 90};
     ck_ok(fkv_seq_open(w.cache, &shared, &seqs[2], &n_shared));
     ck_assert_uint_eq(n_shared, 80);
-    cache_fixture_run(&w, seqs[2], tokens, 80, 120, 9, got[2]);
+    cache_fixture_run(&w, seqs[2], tokens, 80, 98, 9, got[2]); /* sealed sequences can be truncated by up to one page */
     ck_ok(fkv_seq_truncate(w.cache, seqs[2], 85));
     ck_ok(fkv_seq_save(w.cache, seqs[2], tokens, 0, cache_path(path, "latent.fkv")));
     ck_ok(fkv_seq_load(w.cache, &(fkv_seq_config){.max_tokens = N_TOKENS}, path, &seqs[3]));
@@ -155,15 +157,20 @@ START_TEST(outputs_are_bit_identical_after_fork_truncation_and_reload) {
     cache_fixture_close(&w);
     free(expected);
 }
+
+START_TEST(outputs_are_bit_identical_after_fork_truncation_and_reload) {
+    check_forks_and_files((fkv_codec_config){8, 64}, FKV_ROTATE_K);
+    check_forks_and_files((fkv_codec_config){4, 0, FKV_CODEC_SEALED}, FKV_ROTATE_V);
+}
 END_TEST
 
-START_TEST(packed_prefix_pages_keep_latent_rows) {
+static void check_packed_pages(fkv_codec_config codec, fkv_rotate rotate) {
     uint32_t tokens[N_TOKENS];
     cache_tokens(9, tokens, N_TOKENS);
     cache_fixture a;
     cache_fixture b;
-    open_fixture(&a, (fkv_codec_config){8, 64}, 1, FKV_ROTATE_NONE);
-    open_fixture(&b, (fkv_codec_config){8, 64}, 1, FKV_ROTATE_NONE);
+    open_fixture(&a, codec, 1, rotate);
+    open_fixture(&b, codec, 1, rotate);
     uint8_t *expected = allocate_outputs(&a);
     uint8_t *got = allocate_outputs(&a);
     fkv_seq seq = cache_fixture_seq(&a, N_TOKENS);
@@ -190,6 +197,34 @@ START_TEST(packed_prefix_pages_keep_latent_rows) {
     free(got);
     cache_fixture_close(&a);
     cache_fixture_close(&b);
+}
+
+START_TEST(packed_prefix_pages_keep_latent_rows) {
+    check_packed_pages((fkv_codec_config){8, 64}, FKV_ROTATE_NONE);
+    check_packed_pages((fkv_codec_config){4, 0, FKV_CODEC_SEALED}, FKV_ROTATE_V); /* four pages are a span */
+}
+END_TEST
+
+/* The plan of a sealed layer counts the sealed pages and, separately, the open pages. */
+START_TEST(sealed_rows_have_four_bits) {
+    fkv_config config = fkv_config_default();
+    config.n_layers = 1;
+    config.layer.n_q_heads = 128;
+    config.layer.n_kv_heads = 1;
+    config.layer.head_dim = 512;
+    config.layer.rope_dim = 64;
+    config.layer.scale = 0.1f;
+    config.max_tokens = 65536;
+    config.n_threads = 1;
+    fkv_plan plan;
+    ck_ok(fkv_plan_make(&config, &plan));
+    const uint64_t sealed_bytes = 512 / 2 + 2 * 8 * 2 + 64 * 2;
+    const uint64_t open_bytes = 512 + 2 * 8 * 2 + 64 * 2;
+    ck_assert_uint_eq(plan.n_groups, 2);
+    ck_assert_uint_eq(plan.token_bytes, sealed_bytes);
+    ck_assert_uint_eq(plan.group_page_bytes[0], 64 * sealed_bytes);
+    ck_assert_uint_eq(plan.group_page_bytes[1], 64 * open_bytes);
+    ck_assert_uint_eq(plan.slab_bytes, 65536 * sealed_bytes + plan.group_pages[1] * 64 * open_bytes);
 }
 END_TEST
 
@@ -253,9 +288,15 @@ START_TEST(invalid_latent_layers_are_rejected) {
         {"group size",
          {.n_q_heads = 4, .n_kv_heads = 1, .head_dim = 48, .rope_dim = 16, .scale = 0.1f, .k = {8, 64}},
          FKV_BAD_CONFIG},
-        {"sealed",
-         {.n_q_heads = 4, .n_kv_heads = 1, .head_dim = 64, .rope_dim = 16, .scale = 0.1f, .k = {4, 0, FKV_CODEC_SEALED}},
+        {"sealed codecs of 3 bits",
+         {.n_q_heads = 4, .n_kv_heads = 1, .head_dim = 64, .rope_dim = 16, .scale = 0.1f, .k = {3, 0, FKV_CODEC_SEALED}},
          FKV_UNSUPPORTED},
+        {"calibrated",
+         {.n_q_heads = 4, .n_kv_heads = 1, .head_dim = 64, .rope_dim = 16, .scale = 0.1f, .k = {4, 0, FKV_CODEC_CALIBRATED}},
+         FKV_UNSUPPORTED},
+        {"group size 32",
+         {.n_q_heads = 4, .n_kv_heads = 1, .head_dim = 48, .rope_dim = 16, .scale = 0.1f, .k = {4, 0, FKV_CODEC_SEALED}},
+         FKV_BAD_CONFIG},
         {"state", {.rope_dim = 16, .state_bytes = 64}, FKV_BAD_CONFIG},
     };
     fkv_config config = fkv_config_default();
@@ -295,5 +336,5 @@ END_TEST
 
 TEST_MAIN("latent_layers", outputs_agree_with_attention_over_the_unquantized_rows,
           outputs_are_bit_identical_for_any_chunking_and_thread_count, outputs_are_bit_identical_after_fork_truncation_and_reload,
-          packed_prefix_pages_keep_latent_rows, rows_are_stored_once, files_of_another_shape_are_foreign,
-          invalid_latent_layers_are_rejected, invalid_calls_are_rejected)
+          packed_prefix_pages_keep_latent_rows, rows_are_stored_once, sealed_rows_have_four_bits,
+          files_of_another_shape_are_foreign, invalid_latent_layers_are_rejected, invalid_calls_are_rejected)

@@ -102,6 +102,7 @@ static void close_stress(stress_run *l) {
     n->sealed += l->fixture.n_sealed;
     n->calibrated += l->fixture.n_calibrated;
     n->latent += l->fixture.n_latent;
+    n->sealed_latent += l->fixture.n_sealed_latent;
     n->turbo += l->fixture.n_turbo;
     n->same += l->fixture.n_same;
     n->slack += l->fixture.n_slack;
@@ -147,29 +148,29 @@ static bool read_options(int argc, char **argv, options *o) {
 
 static void print_counts(const stress_counts *n) {
     printf("configurations %" PRIu64 " steps %" PRIu64 " commits %" PRIu64 " aborts %" PRIu64 " answers %" PRIu64
-           " (over sealed pages %" PRIu64 ", of them calibrated %" PRIu64 ", latent %" PRIu64 ", TurboQuant %" PRIu64
-           ", bit-identical again %" PRIu64 ", with slack %" PRIu64 ", beyond float %" PRIu64 ") opened %" PRIu64 " hits %" PRIu64
-           " forks %" PRIu64 " truncates %" PRIu64 " gone %" PRIu64 " (open pages alone %" PRIu64 ") inserts %" PRIu64
-           " clears %" PRIu64 " closes %" PRIu64 " (in steps %" PRIu64 ") reserves %" PRIu64 " saves %" PRIu64 " loads %" PRIu64
-           " damaged %" PRIu64 " foreign %" PRIu64 " with NaN %" PRIu64 " refusals %" PRIu64 " bad calls %" PRIu64
-           " states %" PRIu64 " (hits %" PRIu64 " truncates %" PRIu64 " gone %" PRIu64 " saves %" PRIu64 " loads %" PRIu64
-           " drops %" PRIu64 ") stored %" PRIu64 " restored %" PRIu64 " (after an open page %" PRIu64 ", with a state %" PRIu64
-           ") wrong objects %" PRIu64 " discarded tokens %" PRIu64 "\n",
-           n->configurations, n->steps, n->commits, n->aborts, n->answers, n->sealed, n->calibrated, n->latent, n->turbo, n->same,
-           n->slack, n->beyond, n->opened, n->hits, n->forks, n->truncates, n->gone, n->gone_open, n->inserts, n->clears,
-           n->closes, n->closes_in_steps, n->reserves, n->saves, n->loads, n->damaged, n->foreign, n->nan_files, n->refusals,
-           n->bad_calls, n->states, n->state_hits, n->state_truncates, n->state_gone, n->state_saves, n->state_loads, n->drops,
-           n->stored, n->restored, n->restored_open, n->restored_states, n->wrong_objects, n->discarded);
+           " (over sealed pages %" PRIu64 ", of them calibrated %" PRIu64 " and latent %" PRIu64 ", latent %" PRIu64
+           ", TurboQuant %" PRIu64 ", bit-identical again %" PRIu64 ", with slack %" PRIu64 ", beyond float %" PRIu64
+           ") opened %" PRIu64 " hits %" PRIu64 " forks %" PRIu64 " truncates %" PRIu64 " gone %" PRIu64
+           " (open pages alone %" PRIu64 ") inserts %" PRIu64 " clears %" PRIu64 " closes %" PRIu64 " (in steps %" PRIu64
+           ") reserves %" PRIu64 " saves %" PRIu64 " loads %" PRIu64 " damaged %" PRIu64 " foreign %" PRIu64 " with NaN %" PRIu64
+           " refusals %" PRIu64 " bad calls %" PRIu64 " states %" PRIu64 " (hits %" PRIu64 " truncates %" PRIu64 " gone %" PRIu64
+           " saves %" PRIu64 " loads %" PRIu64 " drops %" PRIu64 ") stored %" PRIu64 " restored %" PRIu64
+           " (after an open page %" PRIu64 ", with a state %" PRIu64 ") wrong objects %" PRIu64 " discarded tokens %" PRIu64 "\n",
+           n->configurations, n->steps, n->commits, n->aborts, n->answers, n->sealed, n->calibrated, n->sealed_latent, n->latent,
+           n->turbo, n->same, n->slack, n->beyond, n->opened, n->hits, n->forks, n->truncates, n->gone, n->gone_open, n->inserts,
+           n->clears, n->closes, n->closes_in_steps, n->reserves, n->saves, n->loads, n->damaged, n->foreign, n->nan_files,
+           n->refusals, n->bad_calls, n->states, n->state_hits, n->state_truncates, n->state_gone, n->state_saves, n->state_loads,
+           n->drops, n->stored, n->restored, n->restored_open, n->restored_states, n->wrong_objects, n->discarded);
 }
 
 /* Returns true if every kind of operation occurred. A run in which one kind is missing tests less than it should. */
 static bool saw_everything(const stress_counts *n) {
-    return n->sealed > 0 && n->calibrated > 0 && n->latent > 0 && n->turbo > 0 && n->gone_open > 0 && n->aborts > 0 &&
-           n->same > 0 && n->hits > 0 && n->forks > 0 && n->truncates > 0 && n->gone > 0 && n->clears > 0 && n->saves > 0 &&
-           n->loads > 0 && n->damaged > 0 && n->foreign > 0 && n->nan_files > 0 && n->closes_in_steps > 0 && n->reserves > 0 &&
-           n->refusals > 0 && n->bad_calls > 0 && n->states > 0 && n->state_hits > 0 && n->state_truncates > 0 &&
-           n->state_gone > 0 && n->state_loads > 0 && n->drops > 0 && n->stored > 0 && n->restored_open > 0 &&
-           n->restored_states > 0 && n->wrong_objects > 0 && n->discarded > 0;
+    return n->sealed > 0 && n->calibrated > 0 && n->sealed_latent > 0 && n->latent > 0 && n->turbo > 0 && n->gone_open > 0 &&
+           n->aborts > 0 && n->same > 0 && n->hits > 0 && n->forks > 0 && n->truncates > 0 && n->gone > 0 && n->clears > 0 &&
+           n->saves > 0 && n->loads > 0 && n->damaged > 0 && n->foreign > 0 && n->nan_files > 0 && n->closes_in_steps > 0 &&
+           n->reserves > 0 && n->refusals > 0 && n->bad_calls > 0 && n->states > 0 && n->state_hits > 0 &&
+           n->state_truncates > 0 && n->state_gone > 0 && n->state_loads > 0 && n->drops > 0 && n->stored > 0 &&
+           n->restored_open > 0 && n->restored_states > 0 && n->wrong_objects > 0 && n->discarded > 0;
 }
 
 int main(int argc, char **argv) {

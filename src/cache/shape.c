@@ -50,8 +50,11 @@ static fkv_status check_latent_layer(const fkv_layer_config *l, uint32_t layer) 
         "layer %u: scale is 0, but a latent layer (rope_dim %u) has no default scale; set it to 1/sqrt of the head dimension "
         "before absorption",
         layer, l->rope_dim);
-    FKV_REQUIRE(!fkv_shape_sealed(l) && l->k.kind != FKV_CODEC_SEALED_V, FKV_UNSUPPORTED,
-                "layer %u: sealed codecs are not supported for latent layers; use 16, 8, 4 or 2 bits, or TurboQuant", layer);
+    FKV_REQUIRE(
+        !fkv_shape_calibrated(l) && (l->k.kind != FKV_CODEC_SEALED || l->k.bits != 3), FKV_UNSUPPORTED,
+        "layer %u: calibrated codecs and sealed codecs of 3 bits are not supported for latent layers; use a sealed codec of 4 or 2 "
+        "bits, 16, 8, 4 or 2 bits, or TurboQuant",
+        layer);
     return FKV_OK;
 }
 
@@ -210,17 +213,20 @@ static fkv_status check_rotation(fkv_codec_config config, fkv_rotate rotate, fkv
     return FKV_OK;
 }
 
+/* Returns the flag of fkv_config.rotate that rotates the latent channels. In sealed layers, only values are rotated. */
+static fkv_rotate latent_rotation(const fkv_layer_config *l) { return fkv_shape_sealed(l) ? FKV_ROTATE_V : FKV_ROTATE_K; }
+
 fkv_status fkv_shape_attn(const fkv_config *c, const fkv_layer_config *l, fkv_attn_layer *out) {
     fkv_codec k;
     fkv_codec v;
-    FKV_TRY(fkv_codec_make(l->k, l->head_dim, c->page_type, &k));
     const bool is_latent = fkv_shape_is_latent(l);
+    FKV_TRY(fkv_codec_make(is_latent ? fkv_block_latent_codec(l->k, l->head_dim) : l->k, l->head_dim, c->page_type, &k));
     FKV_TRY(fkv_codec_make(fkv_shape_v_codec(l), is_latent ? l->rope_dim : l->head_dim, c->page_type, &v));
     FKV_TRY(check_rotation(l->k, c->rotate, FKV_ROTATE_K, "K"));
     FKV_TRY(check_rotation(fkv_shape_v_codec(l), c->rotate, FKV_ROTATE_V, "V"));
     for (uint32_t h = 0; l->channel_bits != NULL && h < l->n_kv_heads; h++)
         FKV_TRY(fkv_channel_bits_check(l->channel_bits + (size_t)h * l->head_dim, l->head_dim, l->k.bits, h));
-    if (c->rotate & FKV_ROTATE_K) fkv_codec_rotated(&k);
+    if (c->rotate & (is_latent ? latent_rotation(l) : FKV_ROTATE_K)) fkv_codec_rotated(&k);
     if ((c->rotate & FKV_ROTATE_V) != 0 && !is_latent) fkv_codec_rotated(&v);
     *out = (fkv_attn_layer){.n_q_heads = l->n_q_heads,
                             .n_kv_heads = l->n_kv_heads,
@@ -234,7 +240,7 @@ fkv_status fkv_shape_attn(const fkv_config *c, const fkv_layer_config *l, fkv_at
                             .calibrated = fkv_shape_calibrated(l),
                             .sealed = fkv_shape_sealed(l)};
     fkv_block_make(&k, &v, c->page_tokens, &out->block);
-    if (out->sealed) fkv_block_make_open(l->head_dim, c->page_type, c->page_tokens, &out->open);
+    if (out->sealed) fkv_block_make_open(l->head_dim, l->rope_dim, c->page_type, c->page_tokens, &out->open);
     return FKV_OK;
 }
 
@@ -368,7 +374,10 @@ void fkv_shape_fill_layers(fkv_shape *shape, const fkv_shape_layers *layers) {
         for (uint32_t side = 0; side < FKV_N_SIDES; side++) fkv_rotation_make(c->rotation_seed, side, l->head_dim, &pair[side]);
         if ((c->rotate & FKV_ROTATE_K) != 0 && !attn->sealed) attn->rotate_k = &pair[FKV_SIDE_K];
         if ((c->rotate & FKV_ROTATE_V) != 0) attn->rotate_v = &pair[FKV_SIDE_V];
-        if (fkv_shape_is_latent(l)) attn->rotate_v = attn->rotate_k; /* the latent channels serve as both keys and values */
+        if (!fkv_shape_is_latent(l)) continue;
+        /* the latent channels serve as both keys and values; latent_rotation() selects their rotation */
+        if (attn->sealed) attn->rotate_k = attn->rotate_v;
+        attn->rotate_v = attn->rotate_k;
     }
     shape->slab.layers = layers->slab;
     (void)fkv_slab_layout(&shape->slab);

@@ -31,13 +31,26 @@ void fkv_block_decode(const fkv_block *block, const uint8_t *bytes, fkv_side sid
     fkv_codec_decode_at(&block->codec[side], part, token, x);
 }
 
-void fkv_block_make_open(uint32_t dim, fkv_type type, uint32_t page_tokens, fkv_block *block) {
-    fkv_codec_config config = {.bits = 8, .group = dim % 64 == 0 ? 64 : 32, .kind = FKV_CODEC_AFFINE};
-    if (dim % config.group != 0) config = (fkv_codec_config){.bits = 16, .kind = FKV_CODEC_HALF};
+static uint32_t open_group_size(uint32_t dim) { return dim % 64 == 0 ? 64 : 32; }
+
+/* Creates a codec for a head dimension and page type that the sealed block already uses, so it cannot fail. */
+static fkv_codec make_open_codec(fkv_codec_config config, uint32_t dim, fkv_type type) {
     fkv_codec codec;
     fkv_status status = fkv_codec_make(config, dim, type, &codec);
-    /* cannot fail, because the sealed block already uses this head dimension and page type */
     FKV_ASSERT(status == FKV_OK);
     (void)status;
-    fkv_block_make(&codec, &codec, page_tokens, block);
+    return codec;
+}
+
+void fkv_block_make_open(uint32_t dim, uint32_t rope_dim, fkv_type type, uint32_t page_tokens, fkv_block *block) {
+    const fkv_codec_config half = {.bits = 16, .kind = FKV_CODEC_HALF};
+    const fkv_codec_config eight = {.bits = 8, .group = open_group_size(dim), .kind = FKV_CODEC_AFFINE};
+    const fkv_codec k = make_open_codec(dim % eight.group == 0 ? eight : half, dim, type);
+    const fkv_codec v = rope_dim != 0 ? make_open_codec(half, rope_dim, type) : k;
+    fkv_block_make(&k, &v, page_tokens, block);
+}
+
+fkv_codec_config fkv_block_latent_codec(fkv_codec_config config, uint32_t dim) {
+    if (config.kind != FKV_CODEC_SEALED) return config;
+    return (fkv_codec_config){.bits = config.bits, .group = open_group_size(dim), .kind = FKV_CODEC_AFFINE};
 }

@@ -38,8 +38,14 @@ enum { FKV_OPEN_SPAN = 4 };
 
 /* Computes the layout of an open block. The rows of a sealed layer are first written to open blocks; sealed.h describes sealing.
  * K and V are stored as 8-bit codes in groups of 64, or in groups of 32 if the head dimension is not a multiple of 64. If it is
- * not a multiple of 32 either, K and V are stored as 16-bit floats. */
-void fkv_block_make_open(uint32_t dim, fkv_type type, uint32_t page_tokens, fkv_block *block);
+ * not a multiple of 32 either, K and V are stored as 16-bit floats. In a latent layer, rope_dim is the number of RoPE channels,
+ * which are stored as 16-bit floats; in other layers, it is 0. */
+void fkv_block_make_open(uint32_t dim, uint32_t rope_dim, fkv_type type, uint32_t page_tokens, fkv_block *block);
+
+/* Returns the codec of the rows of latent channels in the pages of a latent layer. FKV_CODEC_SEALED is replaced with affine codes
+ * of the same width, because latent channels are also values, which need a scale per row. The groups are the same as in open
+ * blocks. Other codecs are returned unchanged. */
+fkv_codec_config fkv_block_latent_codec(fkv_codec_config config, uint32_t dim);
 
 /* Sets part[] to the addresses of a token's codes, scales and biases. For a sealed codec, `token` must be a multiple of
  * FKV_SEALED_TOKENS. */

@@ -14,6 +14,8 @@
  *     norm is clamped to the limit and rounded to the page type; below FKV_SEALED_SMALLEST it becomes 0
  *     magnitude code = number of thresholds below rint(min(|y| * (128 / norm), 127)); sign bit = y < 0
  *
+ * Sides with a row codec: each row of storable values is encoded separately.
+ *
  * Sums use 16 lanes, with element j in lane j % 16. The lanes are added from first to last. Products and sums must not be
  * contracted to FMA.
  */
@@ -197,23 +199,26 @@ static void seal_value_block(const fkv_block *open, const uint8_t *from, const f
     }
 }
 
-/* Re-encodes the values of a page with a V codec that encodes each row separately. */
-static void seal_value_rows(const fkv_block *open, const uint8_t *from, const fkv_block *sealed, uint8_t *to) {
+void fkv_seal_rows(const fkv_block *open, const uint8_t *from, const fkv_block *sealed, uint8_t *to, fkv_side side,
+                   fkv_row_encoder *encode) {
     for (uint32_t t = 0; t < open->page_tokens; t++) {
-        float y[FKV_MAX_HEAD_DIM];
+        float x[FKV_MAX_HEAD_DIM];
         uint8_t *part[FKV_N_PARTS];
-        decode_open_row(open, from, FKV_SIDE_V, t, y);
-        fkv_block_row(sealed, to, FKV_SIDE_V, t, part);
-        fkv_codec_encode(&sealed->codec[FKV_SIDE_V], y, part);
+        decode_open_row(open, from, side, t, x);
+        fkv_block_row(sealed, to, side, t, part);
+        encode(&sealed->codec[side], x, part);
     }
 }
 
 void fkv_seal_block(const fkv_block *open, const uint8_t *from, const fkv_block *sealed, uint8_t *to) {
     FKV_ASSERT(open->page_tokens == sealed->page_tokens && open->page_tokens % FKV_SEALED_TOKENS == 0);
-    FKV_ASSERT(sealed->codec[FKV_SIDE_K].kind == FKV_CODEC_SEALED || sealed->codec[FKV_SIDE_K].channels != NULL);
-    seal_key_block(open, from, sealed, to);
-    if (sealed->codec[FKV_SIDE_V].kind == FKV_CODEC_SEALED_V)
+    FKV_ASSERT(sealed->codec[FKV_SIDE_K].kind != FKV_CODEC_CALIBRATED || sealed->codec[FKV_SIDE_K].channels != NULL);
+    if (fkv_codec_is_sealed(&sealed->codec[FKV_SIDE_K]))
+        seal_key_block(open, from, sealed, to);
+    else
+        fkv_seal_rows(open, from, sealed, to, FKV_SIDE_LATENT, fkv_codec_encode);
+    if (fkv_codec_is_sealed(&sealed->codec[FKV_SIDE_V]))
         seal_value_block(open, from, sealed, to);
     else
-        seal_value_rows(open, from, sealed, to);
+        fkv_seal_rows(open, from, sealed, to, FKV_SIDE_V, fkv_codec_encode);
 }

@@ -15,6 +15,9 @@
  * Calibrated keys (FKV_CODEC_CALIBRATED, channel_order.h) use 2, 4 or 6 bits per channel, and each head has its own codec. Their
  * scales, biases and codes are stored in the channel order of the head. In the rest of this header, "channel" then means a
  * position in that order.
+ *
+ * In a latent layer, the rows of a sealed block are encoded separately, with affine codes for the latent channels
+ * (fkv_block_latent_codec()) and 16 bits for the RoPE channels.
  */
 #ifndef FKV_SEALED_H
 #define FKV_SEALED_H
@@ -92,9 +95,15 @@ void fkv_sealed_key_ranges(const fkv_block *open, const uint8_t *from, float *lo
 void fkv_sealed_key_lines(const fkv_codec *codec, float *lo, float *hi, uint8_t *scales, uint8_t *biases);
 
 /* Seals one KV head of one full page: computes the sealed block from the open block. `open` may use any row codec. The K codec of
- * `sealed` is FKV_CODEC_SEALED or FKV_CODEC_CALIBRATED (with a channel order), and the V codec is FKV_CODEC_SEALED_V or a row
- * codec. Both blocks have the same page_tokens, head dimension and page type. Padding in the sealed block is not written. Each
- * device has a faster, bit-identical implementation. */
+ * `sealed` is FKV_CODEC_SEALED, FKV_CODEC_CALIBRATED (with a channel order) or, in a latent layer, a row codec. The V codec is
+ * FKV_CODEC_SEALED_V or a row codec. Both blocks have the same page_tokens, dimensions and page type. Padding in the sealed block
+ * is not written. Each device has a faster, bit-identical implementation. */
 void fkv_seal_block(const fkv_block *open, const uint8_t *from, const fkv_block *sealed, uint8_t *to);
+
+/* Seals one side of a block whose sealed codec is a row codec: decodes each open row and encodes it with `encode`, which is
+ * fkv_codec_encode() or a bit-identical kernel. */
+typedef void fkv_row_encoder(const fkv_codec *codec, const float *x, uint8_t *const part[FKV_N_PARTS]);
+void fkv_seal_rows(const fkv_block *open, const uint8_t *from, const fkv_block *sealed, uint8_t *to, fkv_side side,
+                   fkv_row_encoder *encode);
 
 #endif

@@ -33,12 +33,15 @@ static bool file_layer_is_sealed(const fkv_file_layer *layer) {
 static bool kinds_are_valid(const fkv_file_layer *layer) {
     return layer->k.kind != FKV_CODEC_SEALED_V && layer->v.kind != FKV_CODEC_SEALED && layer->v.kind != FKV_CODEC_CALIBRATED &&
            (layer->v.kind != FKV_CODEC_SEALED_V || file_layer_is_sealed(layer)) &&
-           (layer->rope_dim == 0 || (layer->v.kind == FKV_CODEC_HALF && !file_layer_is_sealed(layer)));
+           (layer->rope_dim == 0 || (layer->v.kind == FKV_CODEC_HALF && layer->k.kind != FKV_CODEC_CALIBRATED));
 }
 
 /* Initializes the codec of K or V. Returns false if the codec does not exist or is not in canonical form. */
-static bool side_codec(fkv_file_side side, uint32_t head_dim, fkv_type type, fkv_codec *codec) {
-    return fkv_codec_make(fkv_file_codec(side), head_dim, type, codec) == FKV_OK && fkv_file_codec(side).group == side.group;
+static bool side_codec(fkv_file_side side, uint32_t head_dim, fkv_type type, bool is_latent, fkv_codec *codec) {
+    fkv_codec_config config = fkv_file_codec(side);
+    if (config.group != side.group) return false;
+    if (is_latent) config = fkv_block_latent_codec(config, head_dim);
+    return fkv_codec_make(config, head_dim, type, codec) == FKV_OK;
 }
 
 /* Checks the record of a state layer: state_bytes must be valid, and all other fields must be 0. */
@@ -71,11 +74,13 @@ static fkv_status layer_run_bytes(const fkv_file_layer *layer, uint32_t number, 
                 number, layer->n_kv_heads, layer->rope_dim);
     FKV_REQUIRE(layer->window > 0 || layer->n_sinks == 0, FKV_FILE_DAMAGED,
                 "%s: damaged page file: layer %u has n_sinks %u but no window", path, number, layer->n_sinks);
+    const fkv_type type = (fkv_type)header->page_type;
+    const bool is_latent = layer->rope_dim != 0;
     fkv_codec k;
     fkv_codec v;
     FKV_REQUIRE(
-        kinds_are_valid(layer) && side_codec(layer->k, layer->head_dim, (fkv_type)header->page_type, &k) &&
-            side_codec(layer->v, layer->rope_dim != 0 ? layer->rope_dim : layer->head_dim, (fkv_type)header->page_type, &v),
+        kinds_are_valid(layer) && side_codec(layer->k, layer->head_dim, type, is_latent, &k) &&
+            side_codec(layer->v, is_latent ? layer->rope_dim : layer->head_dim, type, false, &v),
         FKV_FILE_DAMAGED,
         "%s: damaged page file: layer %u has an invalid codec (head_dim %u; K kind %u, bits %u, group %u; V kind %u, bits %u, group %u)",
         path, number, layer->head_dim, layer->k.kind, layer->k.bits, layer->k.group, layer->v.kind, layer->v.bits,
@@ -84,7 +89,7 @@ static fkv_status layer_run_bytes(const fkv_file_layer *layer, uint32_t number, 
     fkv_block_make(&k, &v, header->page_tokens, &block);
     *bytes = (uint64_t)layer->n_kv_heads * block.bytes;
     if (!file_layer_is_sealed(layer)) return FKV_OK;
-    fkv_block_make_open(layer->head_dim, (fkv_type)header->page_type, header->page_tokens, &block);
+    fkv_block_make_open(layer->head_dim, layer->rope_dim, type, header->page_tokens, &block);
     *open_bytes = (uint64_t)layer->n_kv_heads * block.bytes;
     return FKV_OK;
 }

@@ -276,6 +276,11 @@ static void kernel_seal_values(seal_source *s, const fkv_block *sealed, uint8_t 
 }
 
 static void kernel_seal(const fkv_block *open, const uint8_t *from, const fkv_block *sealed, uint8_t *to) {
+    if (sealed->codec[FKV_SIDE_K].kind == FKV_CODEC_AFFINE) {
+        fkv_seal_rows(open, from, sealed, to, FKV_SIDE_LATENT, affine_encode);
+        fkv_seal_rows(open, from, sealed, to, FKV_SIDE_ROPE, fkv_codec_encode);
+        return;
+    }
     bool plain = sealed->codec[FKV_SIDE_V].kind != FKV_CODEC_SEALED_V;
     for (int side = 0; side < FKV_N_SIDES; side++)
         plain = plain || open->codec[side].kind != FKV_CODEC_AFFINE || open->codec[side].bits != 8;
