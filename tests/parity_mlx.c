@@ -271,7 +271,8 @@ static uint8_t *host_file(const attn_fixture *w, uint32_t r) {
         const fkv_row chunk = {seq, fkv_min_u32(MAX_STEP_TOKENS, n_tokens - done)};
         const size_t at = done * kv_row_bytes(&w->c);
         must(fkv_step_begin(cache, &chunk, 1, &step) == FKV_OK, "fkv_step_begin");
-        must(fkv_write(step, 0, (const uint8_t *)w->k[r] + at, (const uint8_t *)w->v[r] + at) == FKV_OK, "fkv_write");
+        const uint8_t *v = w->c.shape.rope_dim == 0 ? (const uint8_t *)w->v[r] + at : NULL;
+        must(fkv_write(step, 0, (const uint8_t *)w->k[r] + at, v) == FKV_OK, "fkv_write");
         must(fkv_step_commit(step) == FKV_OK, "fkv_step_commit");
         done += chunk.n_tokens;
     }
@@ -567,6 +568,27 @@ static void latent_layers(void) {
     }
 }
 
+/* Tests sealed latent layers. */
+static void sealed_latent_layers(void) {
+    static const attn_shape latent_shapes[] = {{16, 1, 512, 64}, {5, 1, 256, 32}, {40, 1, 64, 16}, {3, 1, 96, 48}};
+    for (uint32_t i = 0; i < 12; i++) {
+        attn_case c = {.shape = latent_shapes[i % 4],
+                       .codec = FIRST_SEALED_CODEC + (i < 8 ? 0 : 2), /* s4/s4 or s2/s2 */
+                       .page_tokens = 16u << i % 3,
+                       .n_rows = 2,
+                       .opens = true};
+        c.page_type = i % 2 == 0 ? FKV_F16 : FKV_BF16;
+        c.row_type = (fkv_type)(i % 3);
+        c.rotate = (fkv_rotate)(i / 2 % 4);
+        c.window = i % 5 == 4 ? 150 : 0;
+        c.n_sinks = i % 5 == 4 ? 3 : 0;
+        c.rows[0] = (attn_mix){i % 6 == 0 ? 1100 : 270, 1};
+        c.rows[1] = (attn_mix){61, 90};
+        c.outliers = i % 2 == 1;
+        check_case(&c);
+    }
+}
+
 int main(int argc, char **argv) {
     const char *way = argc > 1 ? argv[1] : "plain";
     (void)setenv("MLX_ENABLE_TF32", "0", 1); /* by default, MLX rounds the operands of float32 products on CUDA to TF32 */
@@ -585,6 +607,7 @@ int main(int argc, char **argv) {
     for (size_t i = 0; i < N_KERNEL_CASES; i++)
         if (!only_latent || kernel_cases[i].shape.rope_dim != 0) check_case(&kernel_cases[i]);
     latent_layers();
+    if (mlx_config.way != FKV_MLX_FUSED) sealed_latent_layers(); /* these layers have no fused kernels */
     if (strcmp(extent, "all") == 0) {
         every_codec_and_shape();
         every_length_and_mask();

@@ -25,7 +25,7 @@ static const char *const GPU_CODEC = "16"; /* lower bit widths would amplify the
 /* One model of each kind: short convolution, delta net with uneven heads, Mamba-2 with experts, Mamba-2 in parallel with
  * attention, latent attention, and Kimi Delta Attention with latent attention. */
 static const char *const NAMES[] = {"lfm2_moe", "qwen35_odd", "nemotron_h_moe", "falcon_h1", "deepseek_v3", "kimi_linear_odd"};
-static const char *const CODECS[] = {"16", "8g32", "16", "4g32", "8g32", "8g32"}; /* codec of each model */
+static const char *const CODECS[] = {"16", "8g32", "16", "4g32", "sealed", "8g32"}; /* codec of each model */
 enum { N_NAMES = sizeof NAMES / sizeof NAMES[0], N = 140, PAGE = 32, MAX_SEQS = 4, SNAPSHOT = 64 };
 
 /* Returns true if a test runs model i. test: the number of the test, from 0. Under sanitizers, each test runs two of the models,

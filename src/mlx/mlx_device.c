@@ -82,9 +82,10 @@ static fkv_status choose_way(fkv_mlx_state *mlx, fkv_mlx_way wanted) {
         calibrated |= mlx->layers[l].attn->calibrated;
         supported &= is_state(mlx->layers[l].attn) || fkv_kernels_support(mlx->kernels_for, mlx->layers[l].attn);
     }
-    FKV_REQUIRE(supported || calibrated || wanted != FKV_MLX_FUSED, FKV_UNSUPPORTED,
-                "the fused kernels support latent layers only on CUDA, with 16, 8, 4 or 2 bits, up to 512 latent channels in "
-                "multiples of 64, and at most half as many RoPE channels: choose FKV_MLX_PLAIN or FKV_MLX_AUTO");
+    FKV_REQUIRE(
+        supported || calibrated || wanted != FKV_MLX_FUSED, FKV_UNSUPPORTED,
+        "the fused kernels support latent layers only on CUDA, with unsealed rows of 16, 8, 4 or 2 bits, up to 512 latent channels "
+        "in multiples of 64, and at most half as many RoPE channels: choose FKV_MLX_PLAIN or FKV_MLX_AUTO");
     FKV_REQUIRE(!calibrated || wanted != FKV_MLX_FUSED, FKV_UNSUPPORTED,
                 "the fused kernels do not support calibrated keys: choose FKV_MLX_PLAIN or FKV_MLX_AUTO, or sealed keys (s4/s4)");
     FKV_REQUIRE(is_gpu || wanted != FKV_MLX_FUSED, FKV_UNSUPPORTED,
@@ -103,8 +104,9 @@ static bool is_on_gpu(const fkv_mlx_config *config) {
     return status == FKV_OK && is_gpu;
 }
 
-/* Returns the size of the largest pool of latent pages. In the plain method on a GPU, the first write of a step to a latent pool
- * copies the pool, because MLX still holds a reference to it after the previous evaluation. */
+/* Returns the size of the largest pool of latent pages; in a sealed layer, the size of its two pools. In the plain method on a
+ * GPU, the first write of a step to a latent pool copies the pool, because MLX still holds a reference to it after the previous
+ * evaluation. */
 static uint64_t latent_copy_bytes(const fkv_shape *shape) {
     uint64_t most = 0;
     for (uint32_t l = 0; l < shape->n_layers; l++) {
@@ -115,7 +117,9 @@ static uint64_t latent_copy_bytes(const fkv_shape *shape) {
         uint64_t n_pages = 0;
         for (uint32_t g = 0; g < shape->slab.n_groups; g++)
             if (shape->slab.group_pages[g] > n_pages) n_pages = shape->slab.group_pages[g];
-        if (n_pages * attn.block.bytes > most) most = n_pages * attn.block.bytes;
+        uint64_t bytes = n_pages * attn.block.bytes;
+        if (attn.sealed) bytes += (uint64_t)shape->slab.group_pages[shape->open_group] * attn.open.bytes;
+        if (bytes > most) most = bytes;
     }
     return most;
 }
