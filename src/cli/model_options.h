@@ -42,8 +42,8 @@ void model_options_repeat(kit_option list[N_MODEL_OPTIONS], kit_texts *models);
 /* Calls kit_options_parse(), then parses the value of --codecs and checks that the codec supports --calibration. */
 bool model_options_parse(model_options *o, const char *usage, const kit_option *const *tables, int argc, char **argv, int *code);
 
-/* Replaces the command's default codec with an 8-bit codec if the model has latent attention, because latent pages cannot be
- * sealed. */
+/* Replaces the command's default codec with an 8-bit codec if the model has latent attention: fewer bits have not been tested
+ * with a trained model of this kind. */
 void model_options_adapt(model_options *o, const fkv_model *model);
 
 /* Loads the model, without its weights if plan_only is set, and calls model_options_adapt(). Returns an exit code. */

@@ -426,8 +426,8 @@ static int fail_to_fit(const subject *s, const fkv_runner_plan *plan, const budg
             kit_bytes(weights, needs), kit_bytes(b->whole, has), b->source);
     const codec_choice *codec = &s->o->model.codecs.codecs[0];
     const bool is_latent = s->model != NULL && fkv_model_about(s->model)->latent_dim != 0;
-    const char *fewer = is_latent ? ", use fewer bits (--codecs 4)" : ", use fewer bits (--codecs sealed)";
-    const char *fewer_bits = codec->k.bits > 4 || (codec->v.bits > 4 && !is_latent) ? fewer : "";
+    const bool has_more_bits = codec->k.bits > 4 || (codec->v.bits > 4 && !is_latent);
+    const char *fewer_bits = has_more_bits ? ", use fewer bits (--codecs sealed)" : "";
     uint32_t longest = is_bounded(s) ? 0 : longest_context(s, NULL, b->bytes);
     if (longest > 0)
         return kit_fail(EXIT_NO_FIT, "the plan does not fit: lower -c from %u to %u%s, or use a sliding window (--max-kv)",

@@ -151,7 +151,7 @@ fkv_status fkv_calibrate(const fkv_model *model, const fkv_calibrate_config *con
     FKV_REQUIRE(model->config.backend == FKV_BACKEND_CPU, FKV_UNSUPPORTED,
                 "calibration requires a model loaded for the CPU backend; the file is valid for every backend");
     FKV_REQUIRE(!fkv_architecture_is_latent(model->hparams), FKV_UNSUPPORTED,
-                "models with latent attention cannot be calibrated, because their pages cannot be sealed");
+                "models with latent attention cannot be calibrated, because their pages have no scales per channel");
     FKV_REQUIRE(config->n_tokens >= WINDOW, FKV_BAD_ARGUMENT,
                 "the calibration text has %zu tokens, but at least %d tokens (one window of %d) are required", config->n_tokens,
                 WINDOW, WINDOW);

@@ -46,9 +46,12 @@ static fkv_codec_info codec_info(fkv_codec_config side) {
 }
 
 /* Returns the padded head dimension used in pages. Each codec requires a multiple of some power of two, so a multiple of the
- * larger power satisfies both codecs. */
-static uint32_t padded_head(uint32_t head_dim, const fkv_runner_config *c) {
-    return (uint32_t)fkv_align_up(head_dim, fkv_max_u32(codec_info(c->k).dim_multiple, codec_info(c->v).dim_multiple));
+ * larger power satisfies both codecs. In latent layers, sealed codecs also have groups. */
+static uint32_t padded_head(const fkv_hparams *h, uint32_t head_dim, const fkv_runner_config *c) {
+    enum { SMALLEST_GROUP = 32 };
+    const bool has_groups = fkv_architecture_is_latent(h) && c->k.kind == FKV_CODEC_SEALED;
+    const uint32_t multiple = fkv_max_u32(codec_info(c->k).dim_multiple, codec_info(c->v).dim_multiple);
+    return (uint32_t)fkv_align_up(head_dim, has_groups ? fkv_max_u32(multiple, SMALLEST_GROUP) : multiple);
 }
 
 static void bound_context(const fkv_runner_config *c, fkv_layer_config *layer) {
@@ -160,10 +163,8 @@ static fkv_status configure_runner(const fkv_model *model, fkv_runner_config *c,
                 fkv_isa_name(c->isa));
     FKV_REQUIRE(c->k.kind != FKV_CODEC_CALIBRATED || !fkv_architecture_has_recurrence(h), FKV_UNSUPPORTED,
                 "calibrated keys are not supported for models with recurrent layers; use another codec");
-    const bool is_sealed = c->k.kind == FKV_CODEC_SEALED || c->k.kind == FKV_CODEC_CALIBRATED;
-    FKV_REQUIRE(
-        !is_sealed || !fkv_architecture_is_latent(h), FKV_UNSUPPORTED,
-        "sealed and calibrated codecs are not supported for models with latent attention; use 8 bits, for example \"8/8\"");
+    FKV_REQUIRE(c->k.kind != FKV_CODEC_CALIBRATED || !fkv_architecture_is_latent(h), FKV_UNSUPPORTED,
+                "calibrated codecs are not supported for models with latent attention; use \"sealed\" or \"8/8\"");
     for (uint32_t i = 0; i < h->n_layers; i++) {
         const fkv_layer_shape *s = &h->shapes[i];
         if (fkv_architecture_is_recurrent(h, i))
@@ -172,7 +173,7 @@ static fkv_status configure_runner(const fkv_model *model, fkv_runner_config *c,
         fkv_layer_config *layer = &layers[s->page_layer];
         *layer = (fkv_layer_config){.n_q_heads = h->n_q_heads,
                                     .n_kv_heads = s->n_kv_heads,
-                                    .head_dim = padded_head(s->head_dim, c),
+                                    .head_dim = padded_head(h, s->head_dim, c),
                                     .rope_dim = fkv_runner_rope_pad(h),
                                     .window = fkv_architecture_window(h, i),
                                     .scale = model->query_scale,
@@ -358,7 +359,9 @@ uint32_t fkv_runner_row_values(const fkv_runner *runner) {
     return runner->config.embeddings ? runner->model->hparams->dim : runner->model->hparams->n_vocab;
 }
 
-uint32_t fkv_runner_head_pad(const fkv_runner *runner, uint32_t head_dim) { return padded_head(head_dim, &runner->config); }
+uint32_t fkv_runner_head_pad(const fkv_runner *runner, uint32_t head_dim) {
+    return padded_head(runner->model->hparams, head_dim, &runner->config);
+}
 
 uint32_t fkv_runner_rope_pad(const fkv_hparams *h) {
     enum { ROPE_MULTIPLE = 16 };
