@@ -2,6 +2,7 @@
  */
 #include "test.h"
 
+#include "../src/cli/codec_list.h"
 #include "../src/cli/likelihood.h"
 #include "../src/cli/text.h"
 #include "../src/kit/numbers.h"
@@ -256,6 +257,23 @@ START_TEST(suggestions_are_close_or_absent) {
 }
 END_TEST
 
-TEST_MAIN("program parts", options_fill_their_targets, invalid_options_are_rejected, suggestions_are_close_or_absent,
-          sizes_have_units, separated_numbers_must_be_complete, an_incomplete_character_is_held_back, invalid_utf8_is_replaced,
-          a_stream_matches_the_whole_text, likelihoods_agree_with_double, ties_go_to_the_lowest_token, nan_logits_propagate)
+/* The V codec of a latent layer is that of its 16-bit RoPE channels. The name of the codec does not contain it. */
+START_TEST(files_of_latent_layers_name_their_codec) {
+    static const char *const names[] = {"8/8", "4/4g32", "4/4:none", "tq4/tq4", "s4/s4", "s2/s2", "s4/s4:none"};
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+        codec_list list = {.codecs = {{.k = {4, 64}, .v = {4, 64}}}, .n = 1};
+        char name[CODEC_NAME];
+        ck_assert_int_eq(codec_list_parse(names[i], 1, &list), EXIT_GOOD);
+        const codec_choice codec = list.codecs[0];
+        const fkv_file_info info = {.first_layer = {.rope_dim = 64, .k = codec.k, .v = {16, 0, FKV_CODEC_HALF}},
+                                    .rotate = codec.rotate};
+        const codec_choice of_file = codec_of_file(&info);
+        ck_assert_str_eq(codec_name(&of_file, name), names[i]);
+    }
+}
+END_TEST
+
+TEST_MAIN("program parts", files_of_latent_layers_name_their_codec, options_fill_their_targets, invalid_options_are_rejected,
+          suggestions_are_close_or_absent, sizes_have_units, separated_numbers_must_be_complete,
+          an_incomplete_character_is_held_back, invalid_utf8_is_replaced, a_stream_matches_the_whole_text,
+          likelihoods_agree_with_double, ties_go_to_the_lowest_token, nan_logits_propagate)

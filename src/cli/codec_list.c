@@ -80,6 +80,14 @@ codec_choice codec_of_runner(const fkv_runner_config *config) {
     return codec;
 }
 
+codec_choice codec_of_file(const fkv_file_info *info) {
+    const fkv_layer_config *l = &info->first_layer;
+    codec_choice codec = {l->k, l->v, info->rotate};
+    if (l->rope_dim != 0) codec.v = l->k;
+    if (l->rope_dim != 0 && l->k.kind == FKV_CODEC_SEALED) codec.v.kind = FKV_CODEC_SEALED_V;
+    return codec;
+}
+
 const char *codec_name(const codec_choice *codec, char name[CODEC_NAME]) {
     fkv_codec_info k = info_of_codec(codec->k);
     fkv_codec_info v = info_of_codec(codec->v);

@@ -29,6 +29,9 @@ int codec_list_parse(const char *names, uint32_t most, codec_list *list);
 void codec_apply(const codec_choice *codec, fkv_runner_config *config);
 codec_choice codec_of_runner(const fkv_runner_config *config);
 
+/* Returns the codec of a page file. A latent layer has no V codec, so the V codec that matches its K codec is returned. */
+codec_choice codec_of_file(const fkv_file_info *info);
+
 /* Writes the codec in the syntax of --codecs: "8/4", "s4/s4", "4/4g32", "8/4:none". Returns `name`. */
 const char *codec_name(const codec_choice *codec, char name[CODEC_NAME]);
 

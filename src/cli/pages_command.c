@@ -11,10 +11,6 @@ static void print_hex(const uint8_t *bytes, size_t n) {
     for (size_t i = 0; i < n; i++) printf("%02x", bytes[i]);
 }
 
-static codec_choice codec_of(const fkv_file_info *info) {
-    return (codec_choice){info->first_layer.k, info->first_layer.v, info->rotate};
-}
-
 static void show_text(const char *path, const fkv_file_info *info) {
     char size[32];
     const fkv_layer_config *l = &info->first_layer;
@@ -27,7 +23,7 @@ static void show_text(const char *path, const fkv_file_info *info) {
     else
         printf("%u KV heads of dimension %u", l->n_kv_heads, l->head_dim);
     printf(", window %u, sinks %u\n", l->window, l->n_sinks);
-    codec_choice codec = codec_of(info);
+    codec_choice codec = codec_of_file(info);
     char name[CODEC_NAME];
     printf("codec    %s; %s scales; rotation %s\n", codec_name(&codec, name), info->page_type == FKV_BF16 ? "bf16" : "fp16",
            codec_rotate_name(info->rotate));
@@ -44,7 +40,7 @@ static int show_json(const fkv_file_info *info) {
     const fkv_layer_config *l = &info->first_layer;
     char weights[2 * sizeof info->weights_id + 1];
     for (size_t i = 0; i < sizeof info->weights_id; i++) snprintf(weights + 2 * i, 3, "%02x", info->weights_id[i]);
-    codec_choice codec = codec_of(info);
+    codec_choice codec = codec_of_file(info);
     kit_json *json = kit_json_begin();
     kit_json_integer(json, "version", info->version);
     kit_json_integer(json, "file_bytes", info->file_bytes);

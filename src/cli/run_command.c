@@ -103,9 +103,10 @@ static int check_prefix(const run *r) {
                         "--prefix %s was saved with another model: use the model that it was saved with, or save it "
                         "again with -m %s",
                         r->o->prefix, r->o->model.model);
-    const fkv_layer_config *l = &info.first_layer;
     const codec_choice *requested = &r->o->model.codecs.codecs[0];
-    const codec_choice saved = {l->k, l->v, info.rotate};
+    codec_choice saved = codec_of_file(&info);
+    const bool is_latent = info.first_layer.rope_dim != 0;
+    if (is_latent && requested->k.kind == saved.k.kind) saved.v = requested->v; /* latent layers have no V codec */
     char saved_name[CODEC_NAME];
     char requested_name[CODEC_NAME];
     (void)codec_name(&saved, saved_name);
