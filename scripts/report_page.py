@@ -354,13 +354,15 @@ COMPARISONS = (
      "The number of cached tokens includes the queries."),
     ("Latent layers on an H200", "latent_gpu",
      "The layer has 16 query heads, 512 latent channels in 8 bits and 64 RoPE channels in 16 bits, as in multi-head latent attention (MLA). MLX's scaled_dot_product_attention reads bf16 keys of 576 channels, whose first 512 channels are also the values. "
-     "Prefill has 512 queries, which are included in the number of cached tokens. flatkv has no separate prefill kernel for latent layers and uses its decode kernel with 8 queries at a time. The times include appending the RoPE channels of the queries to the output, which chained calls need."),
+     "Prefill has 512 queries, which are included in the number of cached tokens. The prefill times were measured before flatkv had a prefill kernel for latent layers. They are times of the decode kernel, which processed 8 queries at a time. The times include appending the RoPE channels of the queries to the output, which chained calls need."),
     ("2-bit and TurboQuant pages on an H200", "small_codecs_gpu", "The table shows decode times measured with `bench_attn --device mlx`."),
     ("Decode kernels on an H200", "kernels_gpu", "The kernels are launched directly, without MLX. The column \"bandwidth limit\" shows the time needed to read the packed bytes at the measured memory bandwidth."),
-    ("Decode steps on an H200", "decode_step_gpu", "`bench_decode_mlx` runs a model with the shape of Llama-3-8B, random 4-bit weights and 131072 cached tokens on the CUDA wheel of MLX 0.32.2."),
+    ("Decode steps on an H200", "decode_step_gpu", "`bench_decode_mlx` runs a model with the shape of Llama-3-8B, random 4-bit weights and 131072 cached tokens on the CUDA wheel of MLX 0.32.2. "
+     "The row \"MLX bf16\" uses MLX's attention over constant keys and values. In the first run, flatkv's kernel computes the products with weights in all rows, including this one. The column \"MLX's products\" shows a second run, with `--mlx-products`. The memory columns are from the first run."),
     ("mlx-lm on an H200", "python_model",
      "`python/tests/gpu_check.py` runs a prompt of 131072 tokens through `generate_step` of mlx-lm 0.32.2, with a model that has the shape of Llama-3-8B and random 4-bit weights."),
-    ("mlx-lm on an H200: decode", "python_decode", "The table shows decode steps of one token each, after the cache was filled with random rows. The columns \"graph building\" and \"submission\" show how much time per token the host spends on these tasks."),
+    ("mlx-lm on an H200: decode", "python_decode",
+     "The table shows decode steps of one token each, after the cache was filled with random rows. The column \"products\" shows whose kernel multiplies by quantized weights: flatkv's, or MLX's (`products=False`, or mlx-lm without flatkv). The rows with 2048 cached tokens were measured earlier. The columns \"graph building\" and \"submission\" show how much time per token the host spends on these tasks."),
     ("mlx-lm on an H200: two prompts", "python_batch", "The `BatchGenerator` of mlx-lm processes two prompts of 50000 and 49983 tokens in one batch."),
     ("mlx-lm on an H200: prompt lengths", "python_lengths",
      "`python/tests/gpu_defaults.py` runs prompts of several lengths through mlx-lm 0.32.2, alternately with flatkv and with mlx-lm's own bf16 cache. The model has the shape of Llama-3-8B and random 4-bit weights. Two short warm-up prompts precede each run. Speeds are medians of 3 to 5 runs."),

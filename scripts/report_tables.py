@@ -219,12 +219,15 @@ def calibrated(results):
 
 
 def decode_step_gpu(results):
-    """bench_decode_mlx: whole decode steps of a model with the shape of Llama-3-8B."""
+    """bench_decode_mlx: whole decode steps of a model with the shape of Llama-3-8B, with products of flatkv's kernel and of MLX's."""
+    found = results.file(f"{GPU}/decode_step")
+    with_mlx = {r["who"]: r for r in found["result_mlx_products"]["results"]}
     rows = []
-    for r in results.file(f"{GPU}/decode_step")["result"]["results"]:
+    for r in found["result"]["results"]:
+        speeds = [f"{x['tokens_per_second']:.1f}" for x in (r, with_mlx[r["who"]])]
         sizes = [f"{r[key] / (1 << 30):.2f}" for key in ("cache_bytes", "active_after")]
-        rows.append([r["who"], f"{r['tokens_per_second']:.1f}", *sizes, f"{r['step_bytes'] / (1 << 20):.0f}"])
-    return markdown(["cache", "tokens/s", "cache, GiB", "all MLX memory, GiB", "extra memory per step, MiB"], rows)
+        rows.append([r["who"], *speeds, *sizes, f"{r['step_bytes'] / (1 << 20):.0f}"])
+    return markdown(["cache", "tokens/s", "tokens/s, MLX's products", "cache, GiB", "all MLX memory, GiB", "extra memory per step, MiB"], rows)
 
 
 GPU_CASES = (
@@ -392,11 +395,14 @@ def python_model(results):
 def python_decode(results):
     """One-token steps of mlx-lm after a long and a short history, with the host time per token."""
     parts = results.file(f"{GPU}/python")["result"]["parts"]
+    found = [(r, "flatkv" if r["who"].startswith("flatkv") else "MLX") for r in parts["decode"]["runs"]]
+    found += [(r, "MLX") for r in parts["decode_mlx_products"]["runs"]]
+    found += [({"cached": 2048} | r, "MLX") for r in parts["short"]["mean"]]
     rows = []
-    for r in [*parts["decode"]["runs"], *({"cached": 2048} | r for r in parts["short"]["mean"])]:
+    for r, products in found:
         cells = [f"{r['decode_tokens_per_s']:.1f}", *(f"{r[key]:.2f}" for key in ("token_ms", "build_ms", "send_ms"))]
-        rows.append([r["who"].replace("s4/s4", "sealed 4/4").replace(" built anew", ", compile=False"), f"{r['cached']}", *cells])
-    return markdown(["cache", "tokens cached", "tokens/s", "ms per token", "graph building, ms", "submission, ms"], rows)
+        rows.append([r["who"].replace("s4/s4", "sealed 4/4").replace(" built anew", ", compile=False"), products, f"{r['cached']}", *cells])
+    return markdown(["cache", "products", "tokens cached", "tokens/s", "ms per token", "graph building, ms", "submission, ms"], rows)
 
 
 def python_batch(results):
