@@ -354,7 +354,7 @@ COMPARISONS = (
      "The number of cached tokens includes the queries."),
     ("Latent layers on an H200", "latent_gpu",
      "The layer has 16 query heads, 512 latent channels in 8 bits and 64 RoPE channels in 16 bits, as in multi-head latent attention (MLA). MLX's scaled_dot_product_attention reads bf16 keys of 576 channels, whose first 512 channels are also the values. "
-     "Prefill has 512 queries, which are included in the number of cached tokens. The prefill times were measured before flatkv had a prefill kernel for latent layers. They are times of the decode kernel, which processed 8 queries at a time. The times include appending the RoPE channels of the queries to the output, which chained calls need."),
+     "Prefill has 512 queries, which are included in the number of cached tokens. The latent channels of this benchmark are not rotated, so queries have three bytes; in the default configuration of models, they have two. The times include appending the RoPE channels of the queries to the output, which chained calls need."),
     ("2-bit and TurboQuant pages on an H200", "small_codecs_gpu", "The table shows decode times measured with `bench_attn --device mlx`."),
     ("Decode kernels on an H200", "kernels_gpu", "The kernels are launched directly, without MLX. The column \"bandwidth limit\" shows the time needed to read the packed bytes at the measured memory bandwidth."),
     ("Decode steps on an H200", "decode_step_gpu", "`bench_decode_mlx` runs a model with the shape of Llama-3-8B, random 4-bit weights and 131072 cached tokens on the CUDA wheel of MLX 0.32.2. "

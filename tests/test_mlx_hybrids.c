@@ -100,20 +100,19 @@ START_TEST(logits_do_not_depend_on_chunks) {
 }
 END_TEST
 
-/* Moves the selected rows of the actual and expected logits to the front, and returns their number. */
-static uint32_t select_rows(const bool *is_selected) {
-    uint32_t n = 0;
+/* Checks the selected rows on a GPU. With rounded products, a token's router may select other experts, which changes a row by
+ * several percent, so one row in ten may differ by more than the tolerance. */
+static void check_most_rows(const char *name, const bool *is_selected) {
+    uint32_t n_rows = 0;
+    uint32_t n_different = 0;
     for (uint32_t row = 0; row < N; row++) {
-        if (!is_selected[row]) continue;
-        memmove(got + (size_t)n * GOLDEN_VOCAB, got + (size_t)row * GOLDEN_VOCAB, GOLDEN_VOCAB * sizeof *got);
-        memmove(expected + (size_t)n * GOLDEN_VOCAB, expected + (size_t)row * GOLDEN_VOCAB, GOLDEN_VOCAB * sizeof *got);
-        n++;
+        const size_t at = (size_t)row * GOLDEN_VOCAB;
+        n_rows += is_selected[row];
+        n_different += is_selected[row] && relative_l2(got + at, expected + at, GOLDEN_VOCAB) > GPU_TOLERANCE;
     }
-    return n;
+    ck_assert_msg(n_different <= n_rows / 10, "%s: the batch changes %u of %u rows", name, n_different, n_rows);
 }
 
-/* On a GPU, all rows are compared at once: with rounded products, a token's router may select other experts, which changes a
- * single row by several percent. */
 START_TEST(logits_do_not_depend_on_the_batch) {
     for (uint32_t i = 0; i < N_NAMES; i++) {
         if (!test_runs_model(1, i)) continue;
@@ -146,7 +145,7 @@ START_TEST(logits_do_not_depend_on_the_batch) {
                 if (!on_gpu) check_logits(NAMES[i], "the batch", last, last + 1);
             }
         }
-        if (on_gpu) check_logits(NAMES[i], "the batch", 0, select_rows(is_done));
+        if (on_gpu) check_most_rows(NAMES[i], is_done);
         fkv_runner_close(runner);
         close_golden(model);
     }

@@ -24,6 +24,8 @@ def test_products_can_be_disabled_and_are_restored(installed, monkeypatch):
     monkeypatch.setattr(products, "available", lambda: True)
     installed(products=False)
     assert mx.quantized_matmul is ORIGINAL
+    installed(compile=False)
+    assert mx.quantized_matmul is ORIGINAL
     installed(products=True)
     assert mx.quantized_matmul is not ORIGINAL and mx.quantized_matmul.__wrapped__ is ORIGINAL
     installed(products=True)

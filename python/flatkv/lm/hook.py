@@ -268,7 +268,8 @@ def install(max_tokens: int | None = None, *, codec: str | None = None, rotate: 
     max_seqs: maximum number of open sequences, including stored prompt caches. Further requests of a batch or of the server wait.
     max_step_tokens: maximum number of tokens in one step. Larger forward passes are split into several steps.
     compile: on a GPU, compile the graph of a decode step once and replay it for later tokens.
-    products: on CUDA, multiply up to eight rows by 4-bit and 8-bit weights with flatkv's kernel instead of MLX's. Results differ by rounding.
+    products: on CUDA and with compile=True, multiply up to eight rows by 4-bit and 8-bit weights with flatkv's kernel instead of MLX's. Results
+        differ by rounding.
     """
     global _installation
     uninstall()
@@ -279,7 +280,7 @@ def install(max_tokens: int | None = None, *, codec: str | None = None, rotate: 
     plan_pool([KVLayer(1, 1, 128, 128, 1.0, 0, 0, "float16")], checked)  # raises on invalid options before a model is loaded
     _installation = installed = _Installation(options)
     mx.fast.scaled_dot_product_attention = installed.wrapped_attention()
-    if products and quantized.available():
+    if products and compile and quantized.available():
         mx.quantized_matmul = quantized.wrapped_product(installed.product)
     installed.redirect_functions()
     installed.replace_methods()

@@ -66,7 +66,7 @@ class Options:
     compile: bool = True
     max_checkpoints: int = 16  # maximum number of checkpoints of recurrent states in a pool (hybrid models)
     max_contexts: int = 8  # without max_tokens: number of sequences of maximum length that a pool holds if there is enough memory
-    products: bool = True  # on CUDA, products with quantized weights are computed by flatkv's kernel
+    products: bool = True  # on CUDA and with compile, products with quantized weights are computed by flatkv's kernel
 
     @property
     def n_tokens(self) -> int:
@@ -128,7 +128,7 @@ def pool_config(layers: list[KVLayer], options: Options) -> tuple[list[Layer], d
     return [layer for layer, _ in made], dict(
         codec=[codec for _, codec in made], rotate=None if exact else options.rotate, max_tokens=options.n_tokens,
         max_seqs=options.max_seqs, max_step_tokens=n_step, page_tokens=options.page_tokens, page_type=page_type,
-        memory_limit=options.memory_limit, numerics=numerics(options.products))
+        memory_limit=options.memory_limit, numerics=numerics(options.products and options.compile))
 
 
 def numerics(own_products: bool) -> str:
