@@ -284,7 +284,7 @@ static uint8_t *host_file(const attn_fixture *w, uint32_t r) {
 }
 
 /* Compares the page file of a sealed layer with the file that a cache on the host saves. On a GPU, the result of a rotation may
- * differ slightly, so that a value rounds to another code. The norm of the row then differs too. */
+ * differ slightly, so a value may round to a different code. The norm of the row then differs too. */
 static void check_host_bytes(const attn_fixture *w, uint32_t r, const uint8_t *file) {
     uint8_t *host = host_file(w, r);
     fkv_file_header header;

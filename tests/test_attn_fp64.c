@@ -17,7 +17,7 @@
 #define AFFINE_8 2e-2   /* 256 levels for a range of about 5 standard deviations per group */
 #define AFFINE_8_4 0.15 /* 16 levels for V: the error per value is about a tenth of a standard deviation */
 #define AFFINE_4 0.2    /* 16 levels for both K and V; the errors of K change the softmax weights */
-#define AFFINE_4_2 0.6  /* 4 levels for V preserve the direction of the output only roughly */
+#define AFFINE_4_2 0.6  /* 4 levels for V: the error per value is about half a standard deviation */
 #define TOKEN_SLACK 4.0 /* factor by which the tolerance for a single token is larger */
 
 enum { N_TOKENS = 150, STEP_TOKENS = 40 };

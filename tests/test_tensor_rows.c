@@ -226,7 +226,7 @@ START_TEST(plain_types_give_the_stored_values) {
     ck_assert_mem_eq(out, bf16_values, sizeof out);
     fkv_tensor_row_floats(&(fkv_tensor){.type = FKV_TENSOR_F16, .n_rows = 1, .n_cols = 3, .data = (const uint8_t *)f16}, 0, out);
     ck_assert_mem_eq(out, f16_values, sizeof out);
-    uint8_t odd[13]; /* files written by MLX do not align their data */
+    uint8_t odd[13]; /* MLX does not align tensors in the files that it writes */
     memcpy(odd + 1, f16, sizeof f16);
     fkv_tensor_row_floats(&(fkv_tensor){.type = FKV_TENSOR_F16, .n_rows = 1, .n_cols = 3, .data = odd + 1}, 0, out);
     ck_assert_mem_eq(out, f16_values, sizeof out);

@@ -63,7 +63,7 @@ FKV_INLINE bool fkv_attn_sees_open(uint32_t own, uint32_t page) { return page ==
 /* Returns the number of values in a key or query row of one head. */
 FKV_INLINE uint32_t fkv_attn_key_dim(const fkv_attn_layer *layer) { return layer->head_dim + layer->rope_dim; }
 
-/* Returns the side of a block (FKV_SIDE_K or FKV_SIDE_V) that holds the values. */
+/* Returns the side of a block that holds the values: FKV_SIDE_V, or FKV_SIDE_LATENT in a latent layer. */
 FKV_INLINE fkv_side fkv_attn_value_side(const fkv_attn_layer *layer) {
     return layer->rope_dim != 0 ? FKV_SIDE_LATENT : FKV_SIDE_V;
 }

@@ -607,7 +607,8 @@ fkv_status fkv_seq_save(fkv_cache *cache, fkv_seq seq, const uint32_t *tokens, u
     FKV_TRY(fkv_pager_length(cache->pager, seq, &length));
     if (n_tokens == 0) n_tokens = length;
     FKV_REQUIRE(n_tokens > 0 && n_tokens <= length, FKV_BAD_ARGUMENT,
-                "fkv_seq_save: n_tokens is %u but the sequence has %u tokens", n_tokens, length);
+                "fkv_seq_save: n_tokens is %u, but it must not exceed the length of the sequence, which is %u tokens", n_tokens,
+                length);
     FKV_REQUIRE(
         fkv_pager_covers(cache->pager, slot, n_tokens), FKV_GONE,
         "fkv_seq_save: the token at position %u attends to pages that a sliding-window layer has dropped or that are already sealed; save all %u tokens",

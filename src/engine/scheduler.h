@@ -36,8 +36,8 @@ typedef struct fkv_engine_device {
     uint32_t max_step_tokens; /* must exceed max_seqs */
     uint32_t page_tokens;
     bool has_states; /* true if the cache has state layers; prefixes are then shared only up to snapshots */
-    bool has_sealed; /* true if the cache has sealed layers; a prefix can then be shared up to a page boundary inside a span only
-                        if the pages of this span are still in open form */
+    bool has_sealed; /* true if the cache has sealed layers; a shared prefix can then end inside a span only if the pages of this
+                        span are still open */
     bool windowed;   /* true if the cache has sliding-window layers or states, whose pages a fork cannot share */
     uint32_t draft_tokens; /* maximum number of draft tokens per answer */
     uint32_t draft_rows;   /* maximum total number of draft tokens in a step */

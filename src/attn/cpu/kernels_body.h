@@ -26,7 +26,7 @@ enum { FORM_2 = 2, FORM_4 = 4, FORM_8 = 8, FORM_F16 = 16, FORM_BF16 = 17, FORM_B
 
 enum {
     PREFILL_MIN_ROWS = 4 * PREFILL_ROWS
-}; /* with at least this many query rows, decoding 16 tokens to L1 is faster than decoding them in registers */
+}; /* minimum number of query rows for which unpacking 16 tokens into a small buffer is faster than unpacking them in registers */
 enum { CHUNK_VECS = CHUNK_UNITS * UNIT_VECS, MAX_GROUPS_PER_ROW = FKV_MAX_HEAD_DIM / 32 };
 
 typedef struct tile {

@@ -1,5 +1,5 @@
-/* State of reading a Hugging Face config.json, which hf_config.c shares with the files that read groups of fields. Internal to
- * src/model/files. */
+/* Reader of a Hugging Face config.json. hf_config.c shares the state of the reader with the files that parse groups of fields.
+ * Internal to src/model/files. */
 #ifndef FKV_HF_READER_H
 #define FKV_HF_READER_H
 

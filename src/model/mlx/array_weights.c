@@ -621,7 +621,8 @@ fkv_status fkv_array_weights_load(fkv_model *model) {
     FKV_REQUIRE(w != NULL, FKV_NO_MEMORY, "out of memory allocating weight tables");
     model->arrays = w;
     w->layers = calloc(model->hparams->n_layers, sizeof *w->layers);
-    FKV_REQUIRE(w->layers != NULL, FKV_NO_MEMORY, "out of memory allocating tables of %u layers", model->hparams->n_layers);
+    FKV_REQUIRE(w->layers != NULL, FKV_NO_MEMORY, "out of memory allocating the weight tables of %u layers",
+                model->hparams->n_layers);
     FKV_TRY(fkv_array_device(&w->device, &w->on_gpu));
     loading l = {.model = model, .weights = w, .stream = mlx_stream_new()};
     l.status = said(mlx_get_default_stream(&l.stream, w->device) == 0);

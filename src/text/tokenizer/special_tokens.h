@@ -10,7 +10,7 @@
 
 /* A node of the automaton, which represents a suffix of a token. Node 0 represents the empty suffix. */
 typedef struct fkv_special_node {
-    uint32_t parent;   /* node of the suffix without its first byte */
+    uint32_t parent;   /* node of the next shorter suffix of the token */
     uint32_t back;     /* failure link: node of the longest proper prefix of this suffix that has a node */
     uint32_t token[2]; /* node of the longest token that is a prefix of this suffix; 0 if there is none. token[0] considers all
                           tokens, token[1] only tokens that are not hidden */

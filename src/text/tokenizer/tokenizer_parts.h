@@ -58,8 +58,8 @@ FKV_INLINE uint32_t fkv_utf8_step(const char *text, size_t n_bytes) {
     return step <= n_bytes ? step : (uint32_t)n_bytes;
 }
 
-/* Byte-level BPE. Must be opened after tokenizer->map contains all tokens. fkv_bpe_encode() encodes one piece of the text plan,
- * which must be shorter than 2^31 bytes. */
+/* Byte-level BPE. Must be opened after tokenizer->map contains all tokens. fkv_bpe_encode() encodes one of the
+ * pieces into which a text plan splits a text. A piece must be shorter than 2^31 bytes. */
 fkv_status fkv_bpe_open(fkv_tokenizer *tokenizer);
 void fkv_bpe_close(fkv_tokenizer *tokenizer);
 fkv_status fkv_bpe_encode(const fkv_tokenizer *tokenizer, const char *word, uint32_t n_bytes, fkv_encoding *encoding);

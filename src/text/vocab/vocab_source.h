@@ -38,7 +38,8 @@ typedef struct fkv_vocab_source {
     fkv_bytes model; /* "gpt2" (byte-level BPE), "llama" (SentencePiece with scores), "gemma4" (BPE over characters) or "byte"
                         (one token per byte) */
     fkv_bytes pre;   /* value of tokenizer.ggml.pre; may be empty */
-    const fkv_text_steps *steps; /* steps applied to a text before encoding; if NULL, `model` and `pre` imply the steps */
+    const fkv_text_steps
+        *steps; /* steps applied to a text before encoding; if NULL, the steps are derived from `model` and `pre` */
     uint32_t n_tokens;
     const fkv_bytes *tokens; /* [n_tokens] token strings; NULL for the model "byte" */
     const float *scores;     /* [n_tokens] or NULL */
