@@ -294,7 +294,7 @@ START_TEST(invalid_latent_layers_are_rejected) {
         {"calibrated",
          {.n_q_heads = 4, .n_kv_heads = 1, .head_dim = 64, .rope_dim = 16, .scale = 0.1f, .k = {4, 0, FKV_CODEC_CALIBRATED}},
          FKV_UNSUPPORTED},
-        {"group size 32",
+        {"multiple of 32",
          {.n_q_heads = 4, .n_kv_heads = 1, .head_dim = 48, .rope_dim = 16, .scale = 0.1f, .k = {4, 0, FKV_CODEC_SEALED}},
          FKV_BAD_CONFIG},
         {"state", {.rope_dim = 16, .state_bytes = 64}, FKV_BAD_CONFIG},

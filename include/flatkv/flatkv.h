@@ -185,8 +185,8 @@ typedef struct fkv_layer_config {
     /* Number of RoPE channels R in each row of a latent layer: a multiple of 16, at most FKV_MAX_HEAD_DIM. In all other layers,
      * this field is 0. In a latent layer, head_dim is the number of latent channels, n_kv_heads must be 1, and scale must not
      * be 0. k is the codec of the latent channels: 16, 8, 4 or 2 bits, TurboQuant, or FKV_CODEC_SEALED with 4 or 2 bits. The
-     * RoPE channels always have 16 bits, and v is ignored. FKV_ROTATE_K rotates the latent channels. In a sealed layer,
-     * FKV_ROTATE_V rotates them. */
+     * RoPE channels always have 16 bits, and v is ignored. FKV_ROTATE_V rotates the latent channels of a sealed layer,
+     * whose head_dim must be a multiple of 32, and FKV_ROTATE_K those of other latent layers. */
     uint32_t rope_dim;
 } fkv_layer_config;
 

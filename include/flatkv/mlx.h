@@ -127,9 +127,10 @@ FKV_API fkv_mlx_way fkv_mlx_cache_way(const fkv_cache *cache);
  * quantized_matmul. codes, scales, biases: results of mlx_quantize() with this group size and number of bits. x: [..., C] of
  * float16, bfloat16 or float32, where C is a multiple of 128. *out receives an array [..., R] of the type of x; it must be a
  * valid handle, as in fkv_mlx_attend(). The result of a row does not depend on the other rows. Returns FKV_UNSUPPORTED, and
- * leaves *out unchanged, if the stream is not a CUDA stream, x has more than 8 rows, the matrix has other than 4 or 8 bits, or
- * the scales have another type than x (a float32 x accepts any type); use quantized_matmul then. An empty stream handle selects
- * the default stream. May be called from any thread. */
+ * leaves *out unchanged, if the stream is not a CUDA stream, x has more than 8 rows or more than 4 dimensions, the matrix does
+ * not have 4 or 8 bits in groups of 32, 64 or 128, or the type of the scales differs from that of x (a float32 x accepts any
+ * type); use quantized_matmul then. codes and scales must start at a multiple of 16 bytes. An empty stream handle selects the
+ * default stream. May be called from any thread. */
 FKV_API fkv_status fkv_mlx_quantized_product(mlx_array x, mlx_array codes, mlx_array scales, mlx_array biases, uint32_t group,
                                              uint32_t bits, mlx_stream stream, mlx_array *out);
 

@@ -86,7 +86,9 @@ class Config:
         struct.rotate, struct.rotation_seed = choice("rotate", rotate, ROTATIONS), count("rotation_seed", rotation_seed, 64)
         struct.weights_id = (C.c_uint8 * 32)(*weights_id[:32])
         struct.rope_id = rope_id.encode()[:63]
-        struct.numerics = numerics.encode()[:31]
+        if len(numerics.encode()) > 31:
+            raise ValueError(f"numerics has more than 31 bytes: {numerics!r}")
+        struct.numerics = numerics.encode()
         self.row_type = row_type
 
     @property

@@ -52,9 +52,11 @@ static fkv_status check_latent_layer(const fkv_layer_config *l, uint32_t layer) 
         layer, l->rope_dim);
     FKV_REQUIRE(
         !fkv_shape_calibrated(l) && (l->k.kind != FKV_CODEC_SEALED || l->k.bits != 3), FKV_UNSUPPORTED,
-        "layer %u: calibrated codecs and sealed codecs of 3 bits are not supported for latent layers; use a sealed codec of 4 or 2 "
-        "bits, 16, 8, 4 or 2 bits, or TurboQuant",
+        "layer %u: calibrated codecs and sealed codecs of 3 bits are not supported for latent layers; use 16, 8, 4 or 2 bits, a "
+        "sealed codec of 4 or 2 bits, or TurboQuant",
         layer);
+    FKV_REQUIRE(!fkv_shape_sealed(l) || l->head_dim % 32 == 0, FKV_BAD_CONFIG,
+                "layer %u: head_dim is %u, but sealed latent layers require a multiple of 32", layer, l->head_dim);
     return FKV_OK;
 }
 

@@ -37,7 +37,8 @@ typedef struct fkv_mlx_kernel_source {
 FKV_INTERNAL fkv_status fkv_mlx_kernel_open(fkv_mlx_kernel *kernel, bool is_metal, const fkv_mlx_kernel_source *text);
 FKV_INTERNAL void fkv_mlx_kernel_close(fkv_mlx_kernel *kernel);
 
-/* Frees the launch configuration. A copy of a kernel without launch configuration can be used independently of the kernel. */
+/* Frees the launch configuration. A copy of a kernel without launch configuration creates its own, which the caller frees with
+ * this function. The caller does not close the copy. */
 void fkv_mlx_kernel_forget(fkv_mlx_kernel *kernel);
 
 /* Launch geometry and output of one call. */

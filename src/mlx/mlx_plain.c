@@ -168,7 +168,7 @@ static void seal_row_pages(fkv_mlx_state *mlx, const fkv_mlx_layer *layer, fkv_s
         of_kind->seal(mlx, codec, &layer->channels, x, part);
         return;
     }
-    of_kind->encode(mlx, codec, x, part); /* V codecs without seal() encode each row separately */
+    of_kind->encode(mlx, codec, x, part); /* codecs without seal() encode each row separately */
     for (int p = 0; p < FKV_N_PARTS; p++)
         if (codec->row_bytes[p] != 0)
             part[p] = fkv_mlx_reshape(&mlx->graph, part[p], FKV_MLX_SHAPE(n_blocks, page_tokens * (int)codec->row_bytes[p] / 2));

@@ -66,7 +66,7 @@ static bool describe(bool on_cuda, mlx_array x, const fkv_mlx_affine *w, fkv_aff
     if (!on_cuda || w->mode != NULL || n_dims == 0 || n_dims > FKV_MLX_MAX_DIMS || mlx_array_ndim(w->codes) != 2) return false;
     if (!fkv_mlx_row_type(mlx_array_dtype(x), &row_type) || !fkv_mlx_row_type(mlx_array_dtype(w->scales), &scale_type))
         return false;
-    if (row_type != scale_type && row_type != FKV_F32) return false; /* the result would have another type than x */
+    if (row_type != scale_type && row_type != FKV_F32) return false; /* the type of the result would differ from that of x */
     const int *shape = mlx_array_shape(x);
     const uint32_t n_columns = (uint32_t)shape[n_dims - 1];
     const uint32_t n_outputs = (uint32_t)mlx_array_shape(w->codes)[0];
@@ -90,6 +90,8 @@ static fkv_mlx_kernel *kernel_for(fkv_mlx_products *own, const fkv_affine_produc
     uint32_t i = 0;
     while (i < own->n && (own->of[i].n_outputs != n_outputs || memcmp(&own->of[i].product, product, sizeof *product) != 0)) i++;
     if (i < own->n) return &own->of[i].kernel;
+    fkv_mlx_kernel kernel;
+    if (fkv_mlx_product_open(product, &kernel) != FKV_OK) return NULL;
     if (i == FKV_MLX_PRODUCT_KERNELS) {
         i = own->next++ % FKV_MLX_PRODUCT_KERNELS;
         fkv_mlx_kernel_close(&own->of[i].kernel);
@@ -98,7 +100,8 @@ static fkv_mlx_kernel *kernel_for(fkv_mlx_products *own, const fkv_affine_produc
     }
     own->of[i].product = *product;
     own->of[i].n_outputs = n_outputs;
-    return fkv_mlx_product_open(product, &own->of[i].kernel) == FKV_OK ? &own->of[i].kernel : NULL;
+    own->of[i].kernel = kernel;
+    return &own->of[i].kernel;
 }
 
 mlx_array fkv_mlx_product(fkv_mlx_products *own, fkv_mlx_graph *g, mlx_array x, const fkv_mlx_affine *w) {
@@ -134,36 +137,53 @@ static struct {
 static uint32_t n_shared;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
-/* Copies the kernel for a product to *kernel. Returns false if there is none yet. */
-static bool find_shared(const fkv_affine_product *product, fkv_mlx_kernel *kernel) {
-    (void)pthread_mutex_lock(&lock);
+/* Copies the kernel for a product to *kernel. Returns false if there is none. The caller holds the lock. */
+static bool copy_shared(const fkv_affine_product *product, fkv_mlx_kernel *kernel) {
     uint32_t i = 0;
     while (i < n_shared && memcmp(&shared[i].product, product, sizeof *product) != 0) i++;
-    const bool found = i < n_shared;
-    if (found) *kernel = shared[i].kernel;
+    if (i < n_shared) *kernel = shared[i].kernel;
+    return i < n_shared;
+}
+
+static bool find_shared(const fkv_affine_product *product, fkv_mlx_kernel *kernel) {
+    (void)pthread_mutex_lock(&lock);
+    const bool found = copy_shared(product, kernel);
     (void)pthread_mutex_unlock(&lock);
     return found;
 }
 
 /* Creates the kernel for a product and copies it to *kernel. The lock is not held while MLX creates the kernel, because MLX may
- * wait for other threads there, so two threads may create the same kernel. */
+ * wait for other threads there. If another thread has created the same kernel in the meantime, that kernel is used. */
 static fkv_status open_shared(const fkv_affine_product *product, fkv_mlx_kernel *kernel) {
-    FKV_TRY(fkv_mlx_product_open(product, kernel));
+    fkv_mlx_kernel own;
+    FKV_TRY(fkv_mlx_product_open(product, &own));
     (void)pthread_mutex_lock(&lock);
-    const bool fits = n_shared < MAX_SHARED;
-    if (fits) {
+    const bool exists = copy_shared(product, kernel);
+    const bool fits = exists || n_shared < MAX_SHARED;
+    if (!exists && fits) {
         shared[n_shared].product = *product;
-        shared[n_shared++].kernel = *kernel;
+        shared[n_shared++].kernel = *kernel = own;
     }
     (void)pthread_mutex_unlock(&lock);
+    if (exists || !fits) fkv_mlx_kernel_close(&own);
     if (fits) return FKV_OK;
-    fkv_mlx_kernel_close(kernel);
     return fkv_fail(FKV_UNSUPPORTED, "fkv_mlx_quantized_product: more than %d kinds of matrices", (int)MAX_SHARED);
 }
 
 fkv_status fkv_mlx_quantized_product(mlx_array x, mlx_array codes, mlx_array scales, mlx_array biases, uint32_t group,
                                      uint32_t bits, mlx_stream stream, mlx_array *out) {
     const fkv_mlx_affine w = {.codes = codes, .scales = scales, .biases = biases, .bits = (int)bits, .group = (int)group};
+    if (stream.ctx == NULL) {
+        mlx_stream used = mlx_stream_new();
+        mlx_device device = mlx_device_new();
+        int code = mlx_get_default_device(&device);
+        if (code == 0) code = mlx_get_default_stream(&used, device);
+        (void)mlx_device_free(device);
+        fkv_status status = fkv_mlx_check(code, "opening the default stream");
+        if (status == FKV_OK) status = fkv_mlx_quantized_product(x, codes, scales, biases, group, bits, used, out);
+        (void)mlx_stream_free(used);
+        return status;
+    }
     fkv_mlx_graph g = {.stream = stream};
     fkv_affine_product product;
     fkv_mlx_launch launch;

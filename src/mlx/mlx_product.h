@@ -1,5 +1,5 @@
 /* Products of a few rows with a quantized matrix. On CUDA, up to FKV_AFFINE_PRODUCT_ROWS rows are multiplied by flatkv's own
- * kernel (src/attn/gpu/product_source.h), which reads weights several times faster than MLX's kernel. All other products are
+ * kernel (src/attn/gpu/product_source.h), which reads weights several times faster than MLX's kernel. All other products use
  * MLX's quantized_matmul. The two differ only by rounding.
  */
 #ifndef FKV_MLX_PRODUCT_H

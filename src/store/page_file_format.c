@@ -39,7 +39,8 @@ static bool kinds_are_valid(const fkv_file_layer *layer) {
 /* Initializes the codec of K or V. Returns false if the codec does not exist or is not in canonical form. */
 static bool side_codec(fkv_file_side side, uint32_t head_dim, fkv_type type, bool is_latent, fkv_codec *codec) {
     fkv_codec_config config = fkv_file_codec(side);
-    if (config.group != side.group) return false;
+    fkv_codec_info info;
+    if (config.group != side.group || fkv_codec_about(config, &info) != FKV_OK) return false;
     if (is_latent) config = fkv_block_latent_codec(config, head_dim);
     return fkv_codec_make(config, head_dim, type, codec) == FKV_OK;
 }

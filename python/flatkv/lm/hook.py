@@ -203,7 +203,8 @@ class _Installation:
     def restore(self) -> None:
         """Restores all functions and methods."""
         mx.fast.scaled_dot_product_attention = self.attention
-        mx.quantized_matmul = self.product
+        if getattr(mx.quantized_matmul, "__wrapped__", None) is self.product:
+            mx.quantized_matmul = self.product
         for redirection in self.redirections.values():
             redirection.undo()
         for (cls, name), method in self.methods.items():

@@ -20,6 +20,9 @@ from ..mlx_cache import mlx_plan
 from ..plan import Plan
 from . import products
 
+#: version of flatkv's CUDA kernels in the identity of rows
+CUDA_KERNELS_VERSION = 3
+
 
 @dataclasses.dataclass(frozen=True)
 class KVLayer:
@@ -134,14 +137,15 @@ def pool_config(layers: list[KVLayer], options: Options) -> tuple[list[Layer], d
 def numerics(own_products: bool) -> str:
     """Returns the identity of the arithmetic that computes rows, which page files store: MLX's version, device and GPU architecture.
 
-    The prefix distinguishes rows of mlx-lm from those of flatkv's own models. The suffix "p" and a version number denote products of
-    flatkv's kernel; the number must be increased by every change to the kernel that changes bits.
+    The prefix distinguishes rows of mlx-lm from those of flatkv's own models. On CUDA, the identity contains the version of flatkv's
+    kernels, which must be increased by every change that changes bits, and a "p" if flatkv computes products with quantized weights.
     """
+    version = mx.__version__[:9]
     if mx.default_device().type != mx.DeviceType.gpu:
-        return f"mlx-lm {mx.__version__} cpu"
-    architecture = str(mx.device_info().get("architecture", "")).removeprefix("applegpu_")
-    suffix = " p1" if own_products and products.available() else ""
-    return f"mlx-lm {mx.__version__} {'metal' if mx.metal.is_available() else 'cuda'} {architecture}{suffix}"
+        return f"mlx-lm {version} cpu"
+    architecture = str(mx.device_info().get("architecture", "")).removeprefix("applegpu_")[:6]
+    kernels = f"{CUDA_KERNELS_VERSION}p" if own_products and products.available() else CUDA_KERNELS_VERSION
+    return f"mlx-lm {version} " + (f"metal {architecture}" if mx.metal.is_available() else f"cuda {kernels} {architecture}")
 
 
 UNBOUNDED = (2**31 - 1, 1 << 24, 1 << 20)  # sequence lengths to try for pools without full-attention layers, longest first

@@ -24,7 +24,8 @@ typedef enum fkv_kernel {
 } fkv_kernel;
 
 /* Returns true if there are kernels for this layer. The layer must not be a latent layer on Metal, a latent layer with a head
- * dimension that is not a multiple of 64, with codebook codes or with many RoPE channels, or a layer with calibrated keys. */
+ * dimension that is not a multiple of 64, with codebook codes, sealed pages or many RoPE channels, or a layer with calibrated
+ * keys. */
 FKV_INTERNAL bool fkv_kernels_support(fkv_kernel_device device, const fkv_attn_layer *layer);
 
 /* Returns the number of rows (queries x query heads per KV head) that a decode block processes. item_queries is the word

@@ -300,9 +300,15 @@ static fkv_status run_layer(fkv_array_pass *p, bool goes_on, bool keeps_asked, m
 }
 
 enum {
-    SUBMIT_TOKENS = 8, /* steps of up to this number of tokens are submitted to the GPU in parts */
+    SUBMIT_TOKENS = 8, /* on CUDA, steps of up to this number of tokens are submitted in parts */
     SUBMIT_LAYERS = 4  /* layers per part */
 };
+
+/* Returns true if the step is submitted in parts. This has been measured on CUDA only. */
+static bool has_parts(const fkv_runner *r) {
+    bool has_metal = false;
+    return r->model->arrays->on_gpu && r->n_tokens <= SUBMIT_TOKENS && mlx_metal_is_available(&has_metal) == 0 && !has_metal;
+}
 
 /* Starts the evaluation of x. The GPU then computes while the host builds the rest of the graph. */
 static void submit(const fkv_array_pass *p, mlx_array x) {
@@ -319,6 +325,7 @@ static fkv_status build_layers(fkv_array_pass *p, mlx_array *x, mlx_array *logit
     const uint32_t n_storing = fkv_architecture_n_storing_layers(h);
     const uint32_t n_run = r->n_logit_rows > 0 ? h->n_layers : n_storing; /* if no logits are requested, only layers that store
                                                                              keys or a state must run */
+    const bool in_parts = has_parts(r);
     mlx_array angles[FKV_N_ROPES];
     for (uint32_t i = 0; i < r->n_ropes; i++) angles[i] = upload_angles(p, i);
     p->temperatures = upload_temperatures(p);
@@ -335,7 +342,7 @@ static fkv_status build_layers(fkv_array_pass *p, mlx_array *x, mlx_array *logit
         p->angles = rope == FKV_ROPE_NONE ? (mlx_array){NULL} : angles[rope];
         FKV_TRY(run_layer(p, i + 1 < n_storing || r->n_logit_rows > 0, i + 1 == h->n_layers, x));
         fkv_mlx_graph_release(p->g, mark);
-        if (w->on_gpu && r->n_tokens <= SUBMIT_TOKENS && i % SUBMIT_LAYERS == 0 && i + 1 < n_run) submit(p, *x);
+        if (in_parts && i % SUBMIT_LAYERS == 0 && i + 1 < n_run) submit(p, *x);
     }
     if (r->n_logit_rows > 0) fkv_mlx_keep(p->g, logits, logits_of(p, *x));
     return fkv_mlx_graph_status(p->g, "fkv_runner_forward");

@@ -1,5 +1,5 @@
-/* Completes `out` in steps that contain both prefill tiles and decode items. attend_merge has already computed the rows of the
- * decode items. One additional thread block per KV head copies these rows into the output of prefill. In the grid, these blocks
+/* Completes `out` in steps that contain both prefill tiles and decode items. The rows of the decode items have already been
+ * computed. One additional thread block per KV head copies these rows into the output of prefill. In the grid, these blocks
  * follow the blocks of the prefill tiles.
  */
 FKV_FN bool fkv_copies_decoded(fkv_place place, FKV_DEVICE const fkv_u32 *table) { return place.x >= table[FKV_STEP_N_TILES]; }
