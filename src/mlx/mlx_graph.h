@@ -126,6 +126,6 @@ typedef struct fkv_mlx_affine {
 fkv_mlx_affine fkv_mlx_quantize(fkv_mlx_graph *g, mlx_array a, int bits, int group);
 
 /* Computes the matrix product x * w, or x * w^T if `transpose` is true, over the last two axes. */
-FKV_INTERNAL mlx_array fkv_mlx_quantized_matmul(fkv_mlx_graph *g, mlx_array x, const fkv_mlx_affine *w, bool transpose);
+mlx_array fkv_mlx_quantized_matmul(fkv_mlx_graph *g, mlx_array x, const fkv_mlx_affine *w, bool transpose);
 
 #endif

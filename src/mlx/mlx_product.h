@@ -29,9 +29,9 @@ FKV_INTERNAL mlx_array fkv_mlx_product(fkv_mlx_products *products, fkv_mlx_graph
 FKV_INTERNAL void fkv_mlx_products_close(fkv_mlx_products *products);
 
 /* Converts a type of MLX. Returns false if it is not a type of rows. */
-FKV_INTERNAL bool fkv_mlx_row_type(mlx_dtype type, fkv_type *out);
+bool fkv_mlx_row_type(mlx_dtype type, fkv_type *out);
 
 /* Creates the kernel for a matrix. */
-FKV_INTERNAL fkv_status fkv_mlx_product_open(const fkv_affine_product *product, fkv_mlx_kernel *kernel);
+fkv_status fkv_mlx_product_open(const fkv_affine_product *product, fkv_mlx_kernel *kernel);
 
 #endif
