@@ -170,31 +170,33 @@ static fkv_status open_shared(const fkv_affine_product *product, fkv_mlx_kernel 
     return fkv_fail(FKV_UNSUPPORTED, "fkv_mlx_quantized_product: more than %d kinds of matrices", (int)MAX_SHARED);
 }
 
-fkv_status fkv_mlx_quantized_product(mlx_array x, mlx_array codes, mlx_array scales, mlx_array biases, uint32_t group,
-                                     uint32_t bits, mlx_stream stream, mlx_array *out) {
-    const fkv_mlx_affine w = {.codes = codes, .scales = scales, .biases = biases, .bits = (int)bits, .group = (int)group};
-    if (stream.ctx == NULL) {
-        mlx_stream used = mlx_stream_new();
-        mlx_device device = mlx_device_new();
-        int code = mlx_get_default_device(&device);
-        if (code == 0) code = mlx_get_default_stream(&used, device);
-        (void)mlx_device_free(device);
-        fkv_status status = fkv_mlx_check(code, "opening the default stream");
-        if (status == FKV_OK) status = fkv_mlx_quantized_product(x, codes, scales, biases, group, bits, used, out);
-        (void)mlx_stream_free(used);
-        return status;
-    }
+static fkv_status compute_product(mlx_array x, const fkv_mlx_affine *w, mlx_stream stream, mlx_array *out) {
     fkv_mlx_graph g = {.stream = stream};
     fkv_affine_product product;
     fkv_mlx_launch launch;
     fkv_mlx_kernel kernel;
-    fkv_mlx_catch_errors();
-    FKV_REQUIRE(describe(is_cuda(&g), x, &w, &product, &launch), FKV_UNSUPPORTED,
+    FKV_REQUIRE(describe(is_cuda(&g), x, w, &product, &launch), FKV_UNSUPPORTED,
                 "fkv_mlx_quantized_product: there is no kernel for this product; use quantized_matmul");
     if (!find_shared(&product, &kernel)) FKV_TRY(open_shared(&product, &kernel));
-    const mlx_array inputs[] = {x, codes, scales, biases};
+    const mlx_array inputs[] = {x, w->codes, w->scales, w->biases};
     fkv_mlx_keep(&g, out, fkv_mlx_kernel_apply(&g, &kernel, &launch, inputs, NULL)); /* `kernel` has its own configuration */
     fkv_mlx_kernel_forget(&kernel);
     fkv_mlx_graph_release(&g, 0);
     return fkv_mlx_graph_status(&g, "fkv_mlx_quantized_product");
+}
+
+fkv_status fkv_mlx_quantized_product(mlx_array x, mlx_array codes, mlx_array scales, mlx_array biases, uint32_t group,
+                                     uint32_t bits, mlx_stream stream, mlx_array *out) {
+    const fkv_mlx_affine w = {.codes = codes, .scales = scales, .biases = biases, .bits = (int)bits, .group = (int)group};
+    fkv_mlx_catch_errors();
+    if (stream.ctx != NULL) return compute_product(x, &w, stream, out);
+    mlx_stream used = mlx_stream_new();
+    mlx_device device = mlx_device_new();
+    int code = mlx_get_default_device(&device);
+    if (code == 0) code = mlx_get_default_stream(&used, device);
+    (void)mlx_device_free(device);
+    fkv_status status = fkv_mlx_check(code, "opening the default stream");
+    if (status == FKV_OK) status = compute_product(x, &w, used, out);
+    (void)mlx_stream_free(used);
+    return status;
 }
