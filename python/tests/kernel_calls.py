@@ -116,7 +116,8 @@ def steps(metal, codec):
                 mx.export_function(os.path.join(folder, "graph.mlxfn"), a_step, *rows) if metal else mx.eval(a_step(*rows))
             except GraphBuilt:
                 pass
-        per_layer = 3 if n == 1 or sealed else 2  # kernels per layer: write, decode and merge, or write, seal (only sealed pages) and prefill
+        # Prefill: write, seal (only sealed pages), prefill. Decode: write and decode; Metal merges the splits in a third kernel.
+        per_layer = (3 if sealed else 2) if n > 1 else (3 if metal else 2)
         assert len(calls) == 2 * per_layer and [c[0] for c in calls[:per_layer]] == [c[0] for c in calls[per_layer:]], [c[0] for c in calls]
         write, attend = calls[0], calls[1 if n == 1 else per_layer - 1]
         last_write = calls[1] if sealed and n > 1 else write
