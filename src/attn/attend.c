@@ -1,21 +1,20 @@
-/* Attention over packed pages: decides which pages each query row reads, in which order and under which mask. The kernels then
- * compute one tile at a time. This file allocates nothing; all scratch memory belongs to the caller.
+/* Computes attention over packed pages. This file decides which pages each query row reads, in which order and with which mask,
+ * and calls the kernels for one tile at a time. It allocates no memory; the caller provides all scratch memory.
  *
  * A work item is a (query tile, KV head) pair. A query tile consists of `tile_queries` consecutive tokens of one sequence and all
  * query heads that share the KV head, so that each packed byte is read once for the whole tile. If there are too few items to
  * keep all threads busy, decode tiles are split at the boundaries given by fkv_attn_split_pages(), and the last item to finish
  * combines the splits.
  *
- * In a sealed layer a query tile never crosses a page boundary, so that all its queries see the same pages in open form. The open
- * and the sealed form of pages have separate kernels and separate prepared queries. Queries for calibrated keys are permuted once
- * into the channel order of the head.
+ * In a sealed layer, a query tile never crosses a page boundary, so that all its queries read the same pages in open form. Open
+ * pages and sealed pages are read by different kernels, for which the queries are prepared separately. If keys are calibrated,
+ * the channels of each query are permuted once into the channel order of the head.
  *
- * In a latent layer the RoPE channels of queries and keys are separate arrays. Their scores are added to the scores of the
- * latent channels in the same way for every tile.
+ * In a latent layer, the RoPE channels of queries and keys are stored in separate arrays. For every tile, the dot products over
+ * the RoPE channels are added to the dot products over the latent channels.
  *
- * Invariant (bit-identical results): for each query, the splits end at the same pages and are combined in the same order, whether
- * one work item processes all splits or each split is a separate work item.
- */
+ * Results are bit-identical whether one work item processes all splits of a query or each split is a separate work item, because
+ * the splits end at the same pages and are combined in the same order. */
 #include "visible_values.h"
 
 #include "../codec/channel_order.h"
@@ -157,7 +156,7 @@ static thread_scratch scratch_of(const job *j, uint32_t thread) {
     fkv_carve carve = {.base = s->threads + thread * s->thread_bytes, .size = s->thread_bytes};
     uint64_t tile_rows = (uint64_t)queries_per_tile(j->heads_per_kv) * j->heads_per_kv;
     thread_scratch t = carve_thread(&carve, j->layer, tile_rows);
-    FKV_ASSERT(carve.base != NULL && !carve.overflow); /* carve_thread() computed thread_bytes, so the arrays fit */
+    FKV_ASSERT(carve.base != NULL && !carve.overflow); /* the arrays fit, because thread_bytes was computed with carve_thread() */
     return t;
 }
 
@@ -191,7 +190,8 @@ static uint32_t row_tiles(const fkv_attn_row *row, uint32_t tile_queries, uint32
 static uint32_t tile_offset(const job *j, const fkv_attn_row *row, uint32_t tile, uint32_t *n_queries) {
     uint32_t head = head_tokens(row, j->tile_cut);
     uint32_t n_head = fkv_ceil_div(head, j->tile_queries);
-    uint32_t from = 0; /* first token of the section that contains the tile; multiples of tile_cut divide a row into sections */
+    uint32_t from =
+        0; /* first token of the tile's section; positions that are multiples of tile_cut divide a row into sections */
     uint32_t end = head;
     if (tile >= n_head) {
         uint32_t n_each = fkv_ceil_div(j->tile_cut, j->tile_queries);
@@ -435,8 +435,8 @@ static void add_rope_scores(const job *j, const thread_scratch *s, const tile_st
     }
 }
 
-/* Computes attention over one tile of tokens for all rows of the query tile, with the masks in s->masks. Prefetches the next
- * tile of tokens. */
+/* Computes attention over one tile of tokens for all rows of the query tile, using the masks in s->masks. Also prefetches the
+ * next tile of tokens. */
 FKV_INLINE void attend_tile(const job *j, query_tile tile, const thread_scratch *s, const tile_step *step) {
     uint32_t n_rows = tile.n_queries * j->heads_per_kv;
     form_kind form = step->here.form;
@@ -462,8 +462,8 @@ FKV_INLINE void attend_tile(const job *j, query_tile tile, const thread_scratch 
 static void close_splits(const job *j, query_tile tile, const thread_scratch *s, uint32_t from_page, uint32_t to_page) {
     uint32_t dim = j->layer->head_dim;
     uint32_t page_tokens = j->layer->block.page_tokens;
-    /* the split size of a later query is a multiple of the first query's split size, so if no split of the first query ends here,
-     * no other split does */
+    /* split sizes of later queries are multiples of the first query's split size, so if no split of the first query ends here, no
+     * split of another query does */
     uint32_t fewest = fkv_attn_split_pages(tile.position, page_tokens);
     if (from_page / fewest == to_page / fewest) return;
     for (uint32_t i = 0; i < tile.n_queries; i++) {
@@ -521,7 +521,7 @@ static void attend_run(const job *j, query_tile tile, uint32_t head, const threa
 }
 
 /* Processes all tokens of a page that are visible to at least one query of the tile. Returns the number of bytes read. On entry
- * and on return, *were_whole is true if the masks in s->masks hide no token of a tile from any row. */
+ * and on return, *were_whole is true if s->masks makes every token of a tile visible to every row. */
 static uint64_t attend_page(const job *j, query_tile tile, const thread_scratch *s, uint32_t page, place here, place next,
                             bool *were_whole) {
     uint32_t page_tokens = j->layer->block.page_tokens;
@@ -544,8 +544,8 @@ static uint64_t attend_page(const job *j, query_tile tile, const thread_scratch 
     return bytes_read;
 }
 
-/* Processes those pages in [first, end) that are visible to at least one query of the tile. Finishes every split that ends in
- * this range. If the last split continues past `end`, its state stays in s->split for a later call. Returns the number of bytes
+/* Processes the pages in [first, end) that are visible to at least one query of the tile. Finishes every split that ends in this
+ * range. If the last split continues past `end`, its state stays in s->split for a later call. Returns the number of bytes
  * read. */
 static uint64_t walk_pages(const job *j, query_tile tile, uint32_t head, const thread_scratch *s, uint32_t first, uint32_t end) {
     const fkv_attn_layer *layer = j->layer;

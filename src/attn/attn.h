@@ -1,10 +1,11 @@
-/* One attention step on the CPU: writes K and V rows into pages and computes attention over the pages. The functions access pages
- * through page views, so they do not depend on the pager.
+/* Performs one attention step on the CPU: writes K and V rows into pages and computes attention over the pages. The functions
+ * access pages through page views, so they do not depend on the pager.
  *
- * Results are deterministic. Within one instruction set, every bit of a query's output depends only on the tokens that are
- * visible to the query. The history is split at boundaries that depend only on the query's position (fkv_attn_split_pages). Each
- * split is processed as an online softmax over the tiles of its pages, and the split results are combined from first to last. The
- * output does not depend on the other rows of the step, the number of threads or the physical page numbers.
+ * Results are deterministic. For a given instruction set, a query's output depends only on the tokens that are visible to the
+ * query, down to the last bit. The history is split at boundaries that depend only on the query's position
+ * (fkv_attn_split_pages). Each split is processed as an online softmax over the tiles of its pages, and the split results are
+ * combined from first to last. The output does not depend on the other rows of the step, the number of threads or the physical
+ * page numbers.
  *
  * The scratch size depends on the shapes and the number of threads, never on the context length (fkv_attn_scratch_bytes).
  *
@@ -25,7 +26,7 @@
 #include "../codec/block.h"
 #include "../codec/rotation.h"
 
-/* Supported range of a layer's softmax scale, which the test parity_attn covers. There is no such limit for the soft cap. */
+/* Supported range of a layer's softmax scale. The test parity_attn covers this range. The soft cap has no such limits. */
 static const float FKV_SMALLEST_SCALE = 1e-6f;
 static const float FKV_LARGEST_SCALE = 1e6f;
 
@@ -46,15 +47,16 @@ typedef struct fkv_attn_layer {
     const fkv_rotation *rotate_v;
     uint8_t *pages;  /* base address; the block of (page, head) is at byte offset (page * G + head) * block.bytes */
     bool calibrated; /* true if each head has its own channel order; head_blocks is then not NULL once the pages are allocated */
-    bool sealed; /* if true, block and pages describe the sealed form, and rows are written to open_pages in the layout `open` */
+    bool sealed; /* if true, `block` and `pages` describe the sealed pages, and new rows are written to open_pages in the layout
+                    `open` */
     fkv_block open;
     uint8_t *open_pages; /* base address of the open pages, which are addressed like `pages`, with open.bytes bytes per block */
     const fkv_block *head_blocks; /* [G] block layout of each head if keys are calibrated, otherwise NULL; differs from `block`
                                      only in the channel order of K */
 } fkv_attn_layer;
 
-/* Returns the first logical page of the span that contains page `own`. A query in page `own` reads the pages from there on in
- * open form. */
+/* Returns the first logical page of the span that contains page `own`. A query in page `own` reads this page and all later pages
+ * in open form. */
 FKV_INLINE uint32_t fkv_attn_first_open(uint32_t own) { return own - own % FKV_OPEN_SPAN; }
 
 /* Returns whether a query in logical page `own` reads logical page `page` in open form. */

@@ -5,8 +5,8 @@
  * codes of a page, and the columns of the other operand hold the bytes of up to four query rows. Results are bit-identical to
  * those of kernels_vnni.h.
  *
- * Bottlenecks: the 16 line fill buffers of a core for K8/V4, and arithmetic for K4/V4.
- */
+ * With 8-bit keys and 4-bit values, decode is limited by the 16 line fill buffers of a core. With 4-bit keys and values, it is
+ * limited by arithmetic. */
 #ifndef FKV_DECODE_ROWS_AMX_H
 #define FKV_DECODE_ROWS_AMX_H
 
@@ -20,11 +20,11 @@ enum {
     TILE_QUADS = FKV_TILE_TOKENS / 4 /* number of quads (groups of four tokens) per tile */
 };
 
-/* Prefetch schedule: the number of shares of the next tile that each phase of the current tile prefetches. A share is 1 /
- * FKV_FETCH_SHARES of a tile. The phases that compute scores, rearrange strips of codes and process rows get few shares relative
- * to their length, because their own loads from L2 need some of the 16 line fill buffers of a core. More lines are prefetched
- * before and after softmax and before and after the weights are quantized. The hardware prefetcher fetches the remaining lines,
- * which are adjacent to prefetched lines. */
+/* Prefetch schedule: while the current tile is processed, each phase prefetches this number of shares of the next tile. A share
+ * is 1 / FKV_FETCH_SHARES of a tile. The phases that compute scores, rearrange strips of codes and process rows prefetch few
+ * shares relative to their duration, because their own loads from L2 occupy some of the 16 line fill buffers of a core. More
+ * shares are prefetched before and after the softmax, and before and after the weights are quantized. The hardware prefetcher
+ * fetches the remaining lines, which are adjacent to prefetched lines. */
 enum {
     FETCH_SCORES = 32,
     FETCH_BEFORE_SOFTMAX = 16,
@@ -35,13 +35,13 @@ enum {
     FETCH_ROWS = 16
 };
 
-/* Tile registers. They are macros, because AMX instructions encode tile numbers as literals. */
+/* Numbers of the tile registers. They are macros, because AMX intrinsics require literal tile numbers. */
 #define SCORES_EVEN 0  /* accumulators of scores in even steps */
 #define SCORES_ODD 1   /* accumulators of scores in odd steps */
 #define QUERIES 2      /* query operand: four rows, three bytes per value, one chunk of the head dimension */
 #define KEYS 3         /* key operand: codes of 16 tokens, one chunk of the head dimension */
-#define VALUES_WHOLE 4 /* accumulators of weight * code byte */
-#define VALUES_HIGH 5  /* accumulators of weight * high nibble, for 4-bit codes */
+#define VALUES_WHOLE 4 /* accumulators for sums of weight * code byte */
+#define VALUES_HIGH 5  /* accumulators for sums of weight * high nibble, for 4-bit codes */
 #define CODES 6        /* value operand: 16 code bytes for each of 64 tokens */
 #define WEIGHTS 7      /* weight operand: two bytes per weight, for four rows and 64 tokens */
 #define QUERIES_ODD 6  /* query operand of the odd chunk in decode_score_pairs(); the same register later holds value codes */

@@ -15,8 +15,8 @@
 
 /* ---- queries ---- */
 
-/* Query rows as columns of a matrix operand. For 4-bit keys, the even values of a chunk precede the odd values, in the same order
- * as the codes that unpack_keys() writes. */
+/* Query rows, arranged as the columns of a matrix operand. For 4-bit keys, the even values of a chunk precede the odd values, in
+ * the same order as the codes that unpack_keys() writes. */
 typedef struct column_queries {
     uint32_t *n_by_float; /* see int_queries */
     uint32_t *by_float;
@@ -101,7 +101,8 @@ typedef struct decode_score_job {
 } decode_score_job;
 
 FKV_INLINE void unpack_keys(decode_score_job *j, uint32_t block) {
-    size_t bytes = (size_t)LANE_TOKENS * j->t.row_bytes; /* a multiple of 256, because the head dimension is a multiple of 32 */
+    size_t bytes =
+        (size_t)LANE_TOKENS * j->t.row_bytes; /* `bytes` is a multiple of 256, because the head dimension is a multiple of 32 */
     const uint8_t *from = j->t.codes + block * bytes;
     uint8_t *to = j->unpacked[block % 2];
     __m512i half = _mm512_set1_epi8(15);
@@ -200,7 +201,7 @@ static void add_scores_of_some_rows(const decode_score_job *j, score_step s, con
 
 /* ---- general shapes ---- */
 
-/* State of the loop over the steps of a tile. start: the next step to start; now: the next step to finish. */
+/* State of the loop over the steps of a tile. `start` is the next step to start, and `now` is the next step to finish. */
 typedef struct score_steps {
     score_step start;
     score_step now;

@@ -2,8 +2,7 @@
  * masks. A kernel processes one tile: up to FKV_TILE_TOKENS consecutive tokens of one KV head, and the query rows that attend to
  * it.
  *
- * Every bit of a row's result depends only on that row and the tile, and not on other rows or on masked tokens.
- */
+ * The result of a row depends only on that row and the visible tokens of the tile, and not on other rows or on masked tokens. */
 #ifndef FKV_KERNELS_H
 #define FKV_KERNELS_H
 
@@ -31,15 +30,15 @@ typedef struct fkv_softmax {
     float *out; /* [rows, D] */
 } fkv_softmax;
 
-/* State of the software prefetch that loads the next tile into L2 while the current tile is processed. The prefetched ranges are
- * the codes, scales and biases of the next tile, or its whole block if a tile covers a page. Kernels call fkv_fetch_some()
+/* State of the software prefetch, which loads the next tile into L2 while the current tile is processed. The prefetched ranges
+ * are the codes, scales and biases of the next tile, or its whole block if a tile covers a page. Kernels call fkv_fetch_some()
  * regularly to keep the memory system busy. A fetch step prefetches four 64-byte lines; the last step of a range may extend
  * beyond the range. */
 enum { FKV_FETCH_RANGES = (int)FKV_N_SIDES * (int)FKV_N_PARTS, FKV_FETCH_SHARES = 128, FKV_FETCH_STEP = 256 };
 typedef struct fkv_fetch {
     const uint8_t *at; /* next address to prefetch in the current range */
     uint32_t n_left;   /* remaining fetch steps in the current range */
-    uint32_t due;      /* fetch steps that are due but not yet issued, in units of 1 / FKV_FETCH_SHARES */
+    uint32_t due;      /* fetch steps that should have been issued but have not been, in units of 1 / FKV_FETCH_SHARES */
     uint32_t n_steps;  /* number of fetch steps in all ranges */
     uint32_t n_begun;  /* number of ranges started */
     uint32_t n_ranges;
@@ -85,16 +84,17 @@ FKV_INLINE void fkv_fetch_some(fkv_fetch *next, uint32_t n_shares) {
     next->due = due;
 }
 
-/* Fills the TLB entries of a block by prefetching one cache line of each OS page, so that later prefetches do not wait for a
- * page-table walk. */
+/* Loads the TLB entries of a block by prefetching one cache line of each OS page, so that later prefetches do not wait for
+ * page-table walks. */
 FKV_INLINE void fkv_fetch_entries(const uint8_t *block, uint64_t bytes) {
     enum { OS_PAGE_BYTES = 4096 }; /* size of the smallest OS pages */
     for (uint64_t byte = 0; byte < bytes; byte += OS_PAGE_BYTES) FKV_PREFETCH_FAR(block + byte);
 }
 
-/* Returns an upper bound, over all kernels, on the size of prepared queries: three bytes per value, a float per 32 values, a
- * float and an index per row, and the padding of six arrays. The last term covers kernels that read the last
- * rows as a block of 16 rows, and kernels that store four bytes per value for up to 11 rows, rounded up to blocks of 4 rows. */
+/* Returns the size of a buffer, in bytes, that holds the prepared queries of any kernel. Each row has three bytes per value, one
+ * float per 32 values, one float and one index, and each of six arrays is padded. The last term is needed by kernels that read
+ * the last rows as a full block of 16 rows, and by kernels that store four bytes per value for up to 11 rows, rounded up to a
+ * multiple of 4 rows. */
 FKV_INLINE uint64_t fkv_prepared_bytes(uint64_t n_rows, uint64_t dim) {
     return n_rows * (3 * dim + dim / 8 + 8) + 6 * 64 + 21 * dim;
 }
@@ -156,8 +156,8 @@ struct fkv_cpu_kernels {
     const char *name;
     const fkv_codec_kernels *codecs; /* one entry per codec and bit width, terminated by an entry of kind FKV_CODEC_AUTO */
 
-    /* enter() is called before the first tile of a pass over pages, and leave() after the last tile, on the same thread. They set
-     * up and release per-thread state such as tile registers. Passes must not be nested within a thread. */
+    /* enter() is called before the first tile of a pass over pages, and leave() after the last tile, on the same thread. The two
+     * functions set up and release per-thread state such as tile registers. Passes must not be nested within a thread. */
     void (*enter)(const fkv_codec *k_codec, uint32_t n_rows);
     void (*leave)(void);
 
@@ -177,7 +177,7 @@ struct fkv_cpu_kernels {
     void (*seal)(const fkv_block *open, const uint8_t *from, const fkv_block *sealed, uint8_t *to);
 
     /* run() computes scores, softmax and values for all tiles of a run. Results are bit-identical to those of separate calls for
-     * each tile. The operations on one tile depend on each other, so several tiles are processed at once to hide latency. runs()
+     * each tile. The operations on one tile depend on each other, so run() works on several tiles at once to hide latency. runs()
      * returns whether run() supports a block. Both pointers are NULL if the instruction set has no such kernel. */
     bool (*runs)(const fkv_block *block, uint32_t n_rows);
     void (*run)(const fkv_run *in);

@@ -1,6 +1,6 @@
 /* Attention kernels for AMX. One instruction multiplies 16 rows of 64 bytes by 16 columns of 64 bytes. This file contains the
- * prefill kernels; decode is in decode_scores_amx.h and decode_values_amx.h. Codecs without integer kernels use the float kernels
- * of kernels_body.h.
+ * prefill kernels; decode is in decode_scores_amx.h and decode_values_amx.h. For codecs without integer kernels, the float
+ * kernels of kernels_body.h are used.
  *
  * Results are bit-identical to those of kernels_vnni.h: integer sums are exact in any order, and the float operations that follow
  * are performed in the same order. Softmax and weights are in rows16_avx512.h.
@@ -295,9 +295,9 @@ FKV_INLINE void values_open(int bits, value_blocks *values, const tile *t, uint3
         for (uint32_t i = 0; i < t->n_units; i++) _mm512_store_si512(values->codes[i][quad_place(quad)], _mm512_setzero_si512());
 }
 
-/* A tile of values and the query rows that attend to it. Weights are computed for as many scale groups as fit in `weights` before
- * the matrix multiplications of these groups start, because the matrix unit powers down if multiplications are far apart in
- * time. */
+/* A tile of values and the query rows that attend to it. The weights of as many scale groups as fit in `weights` are computed
+ * before the matrix multiplications of these groups start, because the matrix unit powers down if too much time passes between
+ * multiplications. */
 typedef struct value_job {
     token_affine affine;
     value_blocks values;
@@ -408,8 +408,8 @@ static void values_group(value_job *j, uint32_t group, const row_weights *of_blo
     value_step(j, 1, &before, 0, &now, true); /* before the first iteration, the stored dot products are not used */
     for (uint32_t block = 0; block < j->n_blocks; block++) {
         for (uint32_t step = 0; step < j->group_steps; step++) {
-            /* after the last step of the scale group, the next iteration starts the next block of rows; after the last block, the
-             * same multiplication is issued again, and its result is not used */
+            /* after the last iteration of the scale group, continue with the next block of rows; after the last block, the same
+             * multiplication is started again, and its result is not used */
             bool other = step + 1 == j->group_steps;
             value_turn next = !other                    ? turn_at(j, of_blocks, first, block, step + 1)
                               : block + 1 < j->n_blocks ? turn_at(j, of_blocks, first, block + 1, 0)

@@ -57,9 +57,9 @@ static void int_scores(const fkv_codec *codec, const uint8_t *const part[FKV_N_P
 
 /* ---- values ---- */
 
-/* A strip (64 bytes of every value row), rearranged so that a dword holds one code of each of four tokens: [quads of tokens,
- * vectors, 64]. In vector v, dword i of 128-bit lane L holds byte 16 * L + 4 * v + i of the four rows. For 4-bit codes, vectors
- * 0-3 hold the low nibbles and vectors 4-7 the high nibbles. */
+/* A strip (64 bytes of every value row), rearranged so that each dword holds one code of each of four tokens. Its layout is
+ * [quads of tokens, vectors, 64]. In vector v, dword i of 128-bit lane L holds byte 16 * L + 4 * v + i of the four rows. For
+ * 4-bit codes, vectors 0-3 hold the low nibbles and vectors 4-7 the high nibbles. */
 typedef struct strip {
     strip_place place;
     uint8_t codes[FKV_TILE_TOKENS / 4][MAX_STRIP_VECS][STRIP_BYTES];
@@ -97,8 +97,8 @@ FKV_INLINE void strip_open(int bits, strip *s, const tile *t, uint32_t n_tokens,
     }
 }
 
-/* Products p * scale (softmax weight times value scale) of one scale group for up to 64 tokens, quantized to integers. Tokens
- * beyond n_tokens have weight 0, even if their slots contain arbitrary bytes. */
+/* Products p * scale (softmax weight times value scale) of one scale group for up to 64 tokens, quantized to integers. The
+ * integers of tokens beyond n_tokens are 0, even if the slots of these tokens contain arbitrary bytes. */
 typedef struct group_weights {
     __m512i high; /* high bytes of the integers; byte t belongs to token t */
     __m512i low;
@@ -322,8 +322,8 @@ static void int_book_values(const fkv_codec *codec, const uint8_t *const part[FK
 
 /* ---- TurboQuant rows ---- */
 
-/* Added to codebook levels to make them non-negative, as vpdpbusd requires. The accumulators are initialized with the negated
- * contribution of this offset. */
+/* This offset is added to codebook levels to make them non-negative, as vpdpbusd requires. The initial values of the accumulators
+ * cancel its contribution. */
 enum { LEVEL_OFFSET = 128 };
 
 /* Computes the initial accumulators of one query row, one for each base-256 digit (byte) of its values. */

@@ -1,18 +1,17 @@
-/* Float kernels, written once over the vector primitives of the vec_*.h header that is included before this file:
+/* Float kernels for all instruction sets. They use the vector primitives of the vec_*.h header that is included before this file:
  *
  *   vf, VL                         vector of VL floats
  *   UNIT_VECS                      vectors per unit of 16 values along the head dimension
  *   BLOCK_TOKENS, CHUNK_UNITS      tokens decoded at a time, and units decoded per token; their values fill half the registers
- *   PREFILL_ROWS                   rows whose accumulators, 4 vectors each, fill the registers
+ *   PREFILL_ROWS                   number of rows whose accumulators (4 vectors each) fill the registers
  *   vf_decode, vf_load_f16/bf16    convert a unit of packed bytes to floats; vf_book converts with a codebook
  *   vf_if_below(x, limit, y, z)    y where x < limit, otherwise z (also for NaN)
  *   vf_zero_below(x, limit, y)     0 where x < limit, otherwise y
  *
  * Decode keeps a block of tokens in registers and applies it to every row of the tile, so that packed bytes are read once and
- * unpacked values are never stored. Prefill unpacks 16 tokens to floats in L1. For each (row, token) the order of operations does
- * not depend on the number of rows or tokens, so results are bit-identical for any tiling. Decode of 16-bit rows is limited by
- * memory bandwidth, decode of other rows by unpacking, and prefill by FMA throughput.
- */
+ * unpacked values are never stored. Prefill unpacks 16 tokens to floats in L1. For each (row, token) pair, the order of
+ * operations does not depend on the number of rows or tokens, so results are bit-identical for any tiling. Decode of 16-bit rows
+ * is limited by memory bandwidth, decode of other rows by unpacking, and prefill by FMA throughput. */
 #include "../../base/float16.h"
 #include "../../codec/affine.h"
 #include "../../codec/turbo.h"
@@ -20,8 +19,8 @@
 
 #include <math.h>
 
-/* Storage forms of a row, which kernels take as compile-time constants: the bit width of affine codes, a 16-bit float type, or
- * FORM_BOOK plus the bit width of codebook codes. */
+/* Storage forms of a row, passed to kernels as compile-time constants. A form is the bit width of affine codes, a 16-bit float
+ * type, or FORM_BOOK plus the bit width of codebook codes. */
 enum { FORM_2 = 2, FORM_4 = 4, FORM_8 = 8, FORM_F16 = 16, FORM_BF16 = 17, FORM_BOOK = 32 };
 
 enum {
@@ -347,7 +346,7 @@ FKV_INLINE void prefill_values_form(int form, int group_units, const tile *t, ui
 enum { GROUP_32_UNITS = CHUNK_UNITS < 2 ? CHUNK_UNITS : 2 };
 
 static void float_prepare(const fkv_codec *codec, const float *q, uint32_t n_rows,
-                          void *prepared) { /* does nothing, because float kernels read q directly */
+                          void *prepared) { /* nothing to prepare, because float kernels read q directly */
     (void)codec, (void)q, (void)n_rows, (void)prepared;
 }
 
@@ -444,7 +443,8 @@ AFFINE_FLOATS(2);
 /* ---- softmax ---- */
 
 /* NaN must propagate and never become a plausible weight. On x86, min and max return the second operand if either operand is NaN.
- * A bound is therefore passed as the first operand if NaN must propagate, and as the second operand if it must replace NaN. */
+ * A bound is therefore passed as the first operand if NaN must propagate, and as the second operand if the bound must replace
+ * NaN. */
 
 /* Sets *n to an integer and returns y such that exp(x) = y * 2^n. The relative error is at most 2e-7 + |x| * 2e-8. n is x * log2
  * e, rounded to an integer, and y is a minimax polynomial of 2^-r with r = n - x * log2 e and |r| <= 1/2. y is exactly 1 for x =
@@ -496,8 +496,8 @@ static void scale_row(float *row, uint32_t dim, float factor) {
     for (uint32_t d = 0; d < dim; d += VL) vf_store(row + d, vf_mul(vf_load(row + d), f));
 }
 
-/* Largest difference between a score and fkv_softmax.max. The state is rescaled only when a score exceeds this limit, so weights
- * are at most exp(8). */
+/* Maximum amount by which a score may exceed fkv_softmax.max. The state is rescaled only if a score exceeds fkv_softmax.max by
+ * more than this amount, so weights are at most exp(8). */
 static const float MAX_SLACK = 8.0f;
 
 static void kernel_softmax(float *scores, uint32_t width, const fkv_row_mask *masks, uint32_t n_rows, uint32_t dim, float softcap,

@@ -1,17 +1,18 @@
 /* Code shared by the integer kernels (AVX-512 VNNI and AMX), which multiply 8-bit and 4-bit codes by signed bytes without
  * converting the codes to float.
  *
- * Queries and weights are rounded to integers, with a step derived from the largest value of the row. Products of softmax weights
- * and scales use 16 bits: x = step * (256 * high + low). Queries use a third byte, because large key values amplify the rounding
- * errors of queries. Queries with many values below 1/1024 of the largest value use the float kernels. Integer sums are
- * exact, so they do not depend on the order of additions. Two measures keep rounding errors from being multiplied by large
- * biases: query values are summed after rounding, and weights are multiplied by code - zero, where zero is the zero code (the
- * code whose value is nearest to 0).
+ * Queries and weights are rounded to integer multiples of a step, which is derived from the largest value of the row. Products of
+ * softmax weights and scales use 16 bits: x = step * (256 * high + low). Queries use a third byte, because large key values
+ * amplify the rounding errors of queries. Queries with many values below 1/1024 of the largest value use the float kernels.
+ * Integer sums are exact, so they do not depend on the order of additions. Two measures keep rounding errors from being
+ * multiplied by large biases: query values are summed after rounding, and weights are multiplied by code - zero, where zero is
+ * the zero code (the code whose value is nearest to 0).
  *
- * Scores: the lanes are 16 tokens; a dword holds four values of a token (a quad). A score is the sum over all scale groups of
- * (scale * step * dot + bias * sum(q)), where dot is the integer dot product of codes and query, and sum(q) the sum of the query
- * values in the group. Values: the lanes are 16 channels; a dword holds the codes of four tokens. out += step * (dot - sum(x *
- * zero)) + sum(p * (scale * zero + bias)), summed over tokens, where p is the softmax weight and x the rounded p * scale. */
+ * Scores: each of the 16 lanes belongs to one token and holds four of its values (a quad). A score is the sum over all scale
+ * groups of (scale * step * dot + bias * sum(q)), where dot is the integer dot product of codes and query, and sum(q) the sum of
+ * the query values in the group. Values: each of the 16 lanes belongs to one channel and holds the codes of four tokens. out +=
+ * step * (dot - sum(x * zero)) + sum(p * (scale * zero + bias)), summed over tokens, where p is the softmax weight and x the
+ * rounded p * scale. */
 #ifndef FKV_KERNELS_VNNI_H
 #define FKV_KERNELS_VNNI_H
 
@@ -67,7 +68,7 @@ static void tile_lanes(tile *t, const fkv_codec *codec, const uint8_t *const par
     }
 }
 
-/* Opens a tile as tile_open() does, but stores scales and biases in the layout [groups, FKV_TILE_TOKENS]. */
+/* Initializes a tile like tile_open(), but stores scales and biases in the layout [groups, FKV_TILE_TOKENS]. */
 static void int_tile_open(tile *t, const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], fkv_fetch *next,
                           uint32_t n_tokens) {
     tile_begin(t, codec, part, next);
@@ -81,8 +82,8 @@ FKV_INLINE vf token_lanes(const float *all, uint32_t group, uint32_t token) {
 
 /* ---- scores ---- */
 
-/* Query rows as bytes. Each 32 values are stored in the order of the codes. For 8-bit codes, this is the channel order. For 4-bit
- * codes, the 16 even values (low nibbles) precede the 16 odd values. */
+/* Query rows as bytes. Within every 32 values, the query values have the same order as the key codes. For 8-bit codes, this is
+ * the channel order. For 4-bit codes, the 16 even values (low nibbles) precede the 16 odd values. */
 typedef struct int_queries {
     uint32_t *n_by_float; /* number of rows that use the float kernels */
     uint32_t *by_float;   /* [rows] indices of the rows that use the float kernels */
@@ -130,9 +131,9 @@ FKV_INLINE float store_query(const int_queries *iq, size_t at, vf x) {
 FKV_INLINE uint32_t chunk_units(uint32_t group) { return group == 32 ? 1 : 2; }
 FKV_INLINE uint32_t chunk_numbers(const fkv_codec *codec) { return chunk_units(codec->group) * UNIT_NUMBERS; }
 
-/* Increments the counter n in each lane whose value is nonzero but below 1/1024 of the largest value. Rounding leaves such values
- * few significant bits. The bit patterns of absolute values compare like integers. Subtracting 1 excludes zeros, because 0 - 1
- * wraps around to the largest integer. */
+/* Increments the counter n in each lane whose value is nonzero but below 1/1024 of the largest value. Such values keep few
+ * significant bits when they are rounded. Absolute float values can be compared as integers. Subtracting 1 excludes zeros,
+ * because 0 - 1 wraps around to the largest integer. */
 FKV_INLINE __m512i count_small(__m512i n, vf x) {
     __m512i one = _mm512_set1_epi32(1);
     __m512i limit = _mm512_castps_si512(vf_set(LARGEST / 1024.0f));

@@ -1,14 +1,14 @@
-/* AMX prefill over one tile of 64 sealed or TurboQuant tokens that every query row sees: scores, softmax and values, 16 rows at a
- * time. Included by kernels_amx.c. Results are bit-identical to those of the separate kernels, which process all other tiles.
+/* AMX prefill over one tile of 64 sealed or TurboQuant tokens that are visible to every query row. Scores, softmax and values are
+ * computed for 16 rows at a time. Included by kernels_amx.c. Results are bit-identical to those of the separate kernels, which
+ * process all other tiles.
  *
  * Keys and values are unpacked once per tile into matrix operands. Then each block of 16 rows passes through all steps, while its
  * query digits, scores, weights and sums stay in L1. Consecutive steps belong to different blocks, so that the vector units do
  * not wait for the matrix unit or for reductions. Accumulators alternate between two sets of tile registers.
  *
- * Bottleneck: the vector units. Per row and tile, they quantize D query values (sealed keys only), compute 64 exponentials,
- * quantize 64 weights, and convert 64 scores and D values to float. The matrix unit powers down after about 350 ns without a
- * multiplication, so the softmax contains multiplications whose results are discarded.
- */
+ * The vector units are the bottleneck. For each row and tile, they quantize D query values (sealed keys only), compute 64
+ * exponentials, quantize 64 weights, and convert 64 scores and D values to float. The matrix unit powers down after about 350 ns
+ * without a multiplication. To keep it powered up, the softmax code issues multiplications whose results are discarded. */
 #ifndef FKV_PREFILL_TILE_AMX_H
 #define FKV_PREFILL_TILE_AMX_H
 
@@ -20,18 +20,19 @@ typedef struct fused_job {
     const fkv_tile_rows *in;
     const fkv_codec *k;
     const fkv_codec *v;
-    digit_rows digits;                            /* digits of the current block (sealed keys) or of all rows (TurboQuant) */
-    sealed_page page;                             /* sealed keys only */
-    sealed_rows rows;                             /* quantization state of the current block */
-    alignas(64) float high_step[BLOCK_ROWS];      /* rows.step * 256 */
+    digit_rows digits;                       /* query digits of the current block (sealed keys) or of all rows (TurboQuant) */
+    sealed_page page;                        /* sealed keys only */
+    sealed_rows rows;                        /* quantization state of the current block */
+    alignas(64) float high_step[BLOCK_ROWS]; /* rows.step * 256 */
     alignas(64) float key_norms[FKV_TILE_TOKENS]; /* TurboQuant keys only */
-    alignas(64) uint8_t keys[TILE_BLOCKS * MAX_FUSED_CHUNKS][CHUNK_QUADS][64]; /* [blocks of 16 tokens, chunks] */
+    alignas(64)
+        uint8_t keys[TILE_BLOCKS * MAX_FUSED_CHUNKS][CHUNK_QUADS][64]; /* key codes of each block of 16 tokens and each chunk */
     alignas(64) int8_t block_digits[MAX_FUSED_CHUNKS][DIGITS][BLOCK_ROWS][CHUNK_NUMBERS];
     alignas(64) float scores[BLOCK_ROWS][FKV_TILE_TOKENS]; /* scores, later products of softmax weights and norms */
     alignas(64) int32_t sums[2][DIGITS][BLOCK_ROWS][16];
     sealed_norms norms;
     alignas(64) float weight_step[BLOCK_ROWS];
-    alignas(64) uint8_t weights[2][BLOCK_ROWS][FKV_TILE_TOKENS]; /* high bytes, then low bytes */
+    alignas(64) uint8_t weights[2][BLOCK_ROWS][FKV_TILE_TOKENS]; /* high bytes of the weights, then low bytes */
     sealed_levels_tile levels;
 } fused_job;
 
@@ -105,9 +106,9 @@ FKV_INLINE digit_rows fused_digits(const fused_job *j, uint32_t row) {
     return j->k->kind == FKV_CODEC_TURBO ? digits_from(j->digits, row) : j->digits;
 }
 
-/* Starts the matrix multiplications of queries without high digits with 16 keys. Tiles 0 and 1 accumulate the products with the
- * middle and low digits, and tiles 2 and 3 are a second set of accumulators. Tiles 4 and 5 hold the digits of the first 64
- * channels for all blocks of the tile, tile 6 holds the other digits, and tile 7 holds keys. */
+/* Starts to multiply queries whose high digits are 0 by 16 keys. Tiles 0 and 1 accumulate the products with the middle and low
+ * digits, and tiles 2 and 3 are a second set of accumulators. Tiles 4 and 5 hold the query digits of the first 64 channels and
+ * are loaded only once, for block 0. Tile 6 holds the digits of the other channels, and tile 7 holds keys. */
 FKV_INLINE void narrow_start(int set, uint32_t n_chunks, const fused_job *j, uint32_t block) {
     if (block == 0) {
         _tile_loadd(4, j->block_digits[0][1], CHUNK_NUMBERS);
@@ -147,11 +148,11 @@ FKV_INLINE void fused_start_scores(bool narrow, int set, uint32_t n_chunks, cons
         prefill_start(set, n_chunks, fused_digits(j, row), (const sealed_quads *)(const void *)j->keys[block * n_chunks]);
 }
 
-/* Kinds of query digits, which select the code of a block at compile time: three digits of sealed queries, two digits of sealed
- * queries whose high digits are 0, and three digits of TurboQuant queries. */
+/* Kinds of query digits: three digits of queries for sealed keys, two digits of such queries if all high digits are 0, and three
+ * digits of queries for TurboQuant keys. The code is specialized for each kind at compile time. */
 typedef enum fused_kind { WIDE, NARROW, TURBO } fused_kind;
 
-/* Converts the sums of 16 tokens to scores, with the float operations of sealed_score(). */
+/* Converts the dot products with 16 tokens to scores, using the same float operations as sealed_score(). */
 FKV_INLINE void fused_score_rows(fused_kind kind, int set, fused_job *j, uint32_t token, uint32_t n) {
     vf norms = vf_load(j->key_norms + token);
     for (uint32_t r = 0; r < n; r++) {
@@ -219,8 +220,8 @@ FKV_INLINE void fused_scores(uint32_t n_chunks, fused_job *j, uint32_t row, uint
 
 /* ---- softmax and weights ---- */
 
-/* Computes the softmax weights and quantizes their products with the norms of the values, with the float operations of
- * softmax_block() and sealed_weigh(). */
+/* Computes the softmax weights, multiplies them by the norms of the values, and quantizes the products, using the same float
+ * operations as softmax_block() and sealed_weigh(). */
 FKV_INLINE void fused_softmax(uint32_t n_chunks, fused_job *j, uint32_t row, uint32_t n) {
     const uint32_t dim = n_chunks * CHUNK_NUMBERS;
     fkv_softmax state = {j->in->state.max + row, j->in->state.sum + row, j->in->state.out + (size_t)row * dim};

@@ -1,4 +1,4 @@
-/* Vector version of fkv_seal_block(), over the vector primitives of kernels_body.h, which includes this file. It performs the
+/* Vector version of fkv_seal_block(). It uses the vector primitives of kernels_body.h, which includes this file. It performs the
  * arithmetic of src/codec/seal.c on 16 values at a time and produces bit-identical blocks. Open blocks that are not 8-bit affine
  * are sealed by the scalar reference. */
 #ifndef FKV_SEAL_BODY_H

@@ -14,7 +14,7 @@
 #include "turbo_vnni.h"
 
 /* Prefetch schedule for decode: the number of shares (1 / FKV_FETCH_SHARES of the next tile) that each phase prefetches. Most
- * prefetches are issued during the matrix multiplications for the values, which take long and issue few loads. */
+ * prefetches are issued while the values are multiplied, because this phase takes long and issues few other loads. */
 enum {
     SEALED_FETCH_DIGITS = 8,
     SEALED_FETCH_SCORES = 40,
@@ -25,7 +25,7 @@ enum {
 
 /* ---- decode: scores ---- */
 
-/* AMX tiles, shaped by decode_tiles_open(): two accumulators, and the base-256 digits of the queries for even and odd chunks.
+/* AMX tiles, configured by decode_tiles_open(): two accumulators, and the base-256 digits of the queries for even and odd chunks.
  * Keys use the tile CODES, and values use the tiles of decode_rows_amx.h. */
 #define SEALED_EVEN 0
 #define SEALED_ODD 1
@@ -47,9 +47,9 @@ FKV_INLINE void decode_hold(uint32_t chunk, uint32_t n_chunks, digit_rows digits
     if (chunk + 1 < n_chunks) _tile_loadd(SEALED_MORE_DIGITS, digits.at + (chunk + 1) * digits.chunk, digits.row);
 }
 
-/* Starts the matrix multiplications of the queries with 16 keys. The codes of sealed keys are below 128, so a signed
- * multiplication is correct. `odd` (a compile-time constant) selects the accumulator tile. With up to two chunks, the query
- * digits are already in tiles. */
+/* Starts to multiply the queries by 16 keys. The codes of sealed keys are below 128, so a signed multiplication is correct. `odd`
+ * (a compile-time constant) selects the accumulator tile. If there are at most two chunks, the query digits must already be in
+ * tiles. */
 FKV_INLINE void decode_start(bool odd, uint32_t n_chunks, digit_rows digits, const sealed_quads *keys) {
     if (odd)
         _tile_zero(SEALED_ODD);
@@ -84,8 +84,8 @@ FKV_INLINE void decode_score_rows(const decode_sums *sums, const sealed_rows *ro
     }
 }
 
-/* Number of blocks of 16 tokens by which unpacking runs ahead of the matrix multiplications. A tile load directly after the
- * stores of its bytes would wait for these stores. */
+/* Number of blocks of 16 tokens by which unpacking runs ahead of the matrix multiplications. If a tile were loaded immediately
+ * after its bytes are stored, the load would wait for the stores. */
 enum { AHEAD = 2 };
 
 typedef struct decode_sealed_job {
@@ -315,9 +315,9 @@ static void prefill_digits_open(const prefill_sealed_job *j, const float *q, uin
                                               digits->at[0][0][r], sizeof digits->at[0][0], sizeof digits->at[0]));
 }
 
-/* Starts the matrix multiplications of the queries with 16 keys. Tiles 0-2 accumulate the products with the high, middle and low
- * digits, and tiles 3-5 are a second set of accumulators. Tile 6 holds query digits, and tile 7 holds keys. `set` (0 or 1, a
- * compile-time constant) selects the accumulators. */
+/* Starts to multiply the queries by 16 keys. Tiles 0-2 accumulate the products with the high, middle and low digits, and tiles
+ * 3-5 are a second set of accumulators. Tile 6 holds query digits, and tile 7 holds keys. `set` (0 or 1, a compile-time constant)
+ * selects the accumulators. */
 FKV_INLINE void prefill_start(int set, uint32_t n_chunks, digit_rows digits, const sealed_quads *keys) {
     if (set == 0) {
         _tile_zero(0);
@@ -481,9 +481,9 @@ typedef struct prefill_sealed_values_job {
     alignas(64) int32_t sums[2][2][BLOCK_ROWS][16];
 } prefill_sealed_values_job;
 
-/* Starts the matrix multiplications of the weights with one unit (16 channels). Tiles 0 and 1 accumulate the products with the
- * high and low weight bytes, and tiles 2 and 3 are a second set of accumulators. Tiles 4 and 5 hold the weight bytes, and tile 6
- * holds codebook levels. */
+/* Starts to multiply the weights by the values of one unit (16 channels). Tiles 0 and 1 accumulate the products with the high and
+ * low weight bytes, and tiles 2 and 3 are a second set of accumulators. Tiles 4 and 5 hold the weight bytes, and tile 6 holds
+ * codebook levels. */
 FKV_INLINE void prefill_start_values(int set, const sealed_levels_tile *levels, uint32_t unit) {
     _tile_loadd(6, levels->at[unit], 64);
     if (set == 0) {

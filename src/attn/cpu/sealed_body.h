@@ -1,9 +1,10 @@
-/* Float kernels for sealed blocks (src/codec/sealed.h), over the vector primitives of kernels_body.h, which includes this file.
+/* Float kernels for sealed blocks (src/codec/sealed.h). They use the vector primitives of kernels_body.h, which includes this
+ * file.
  *
- * Keys: each query is multiplied once by the scales of a page. The lanes are tokens, so each code is multiplied by a single value
- * per row, and lanes need not be summed. Values: the weights are multiplied by the norms, and a table maps codes to levels.
- * Decode converts codes to floats in registers; prefill keeps them as floats in L1. For each (row, token) pair, the order of
- * operations is the same in decode and prefill and does not depend on other rows and tokens.
+ * Keys: each query is multiplied once by the scales of a page. Each lane accumulates the score of one token, so the lanes of an
+ * accumulator need not be summed. Values: the weights are multiplied by the norms, and a table maps codes to levels. Decode
+ * converts codes to floats in registers, and prefill converts them once and keeps the floats in L1. For each (row, token) pair,
+ * the order of operations is the same in decode and prefill and does not depend on other rows and tokens.
  *
  * The midpoint of the code range is subtracted from every code. This keeps the dot products small, so that float rounding errors
  * stay small as well.

@@ -2,8 +2,9 @@
  * operations of decode_sealed_scores(), softmax and decode_book_values() in that order, so results are bit-identical to those of
  * separate calls.
  *
- * Most operations on a page wait for the previous operation: for the matrix unit, for lane reductions, or for stores that are
- * read back as tiles. Therefore each loop iteration (a turn) performs four independent steps on four different pages:
+ * Most operations on a page have to wait for the previous operation, for example for the matrix unit, for a lane reduction, or
+ * for stores that are read back as tiles. Therefore, each loop iteration (a turn) performs four independent steps on four
+ * different pages:
  *
  *   queries   page t + 2: splits queries into digits, unpacks keys        vector units
  *   scores    page t + 1: multiplies queries by keys                      matrix unit, then vector units
@@ -12,7 +13,7 @@
  *
  * Each quarter of a turn processes one block of 16 tokens and one query row. During a turn, page t + 4 is prefetched. Keys and
  * levels need buffers for one page only, because the matrix multiplications of a block start before the next page overwrites the
- * block's buffer. Bottleneck: memory latency and the matrix unit. */
+ * block's buffer. The bottlenecks are memory latency and the matrix unit. */
 #ifndef FKV_SEALED_RUN_AMX_H
 #define FKV_SEALED_RUN_AMX_H
 
@@ -64,7 +65,7 @@ typedef struct run_turn {
     const uint8_t *values;
     const uint8_t *keys;   /* key codes of the page that the step `queries` processes */
     const uint8_t *levels; /* value codes of the page that the step `weights` processes */
-    run_queries *asked;    /* this field and the next five point to the buffers that the steps of this turn read and write */
+    run_queries *asked; /* this field and the next five fields point to the buffers that the steps of this turn read or write */
     run_queries *scored;
     float *to_weigh;
     float *to_score;
@@ -200,8 +201,8 @@ static void run_unit_levels_of(uint32_t bits, run_shape shape, sealed_run *s, co
         run_unit_levels(2, shape, s, codes, unit);
 }
 
-/* Starts the matrix multiplications of the weights with one unit (16 channels), stores the next page's levels for this unit, and
- * adds the weighted values of the previous unit to the output. `odd` (a compile-time constant) selects the accumulators. */
+/* Starts to multiply the weights by the values of one unit (16 channels), stores the next page's levels for this unit, and adds
+ * the weighted values of the previous unit to the output. `odd` (a compile-time constant) selects the accumulators. */
 FKV_INLINE void run_unit(bool odd, run_shape shape, const fkv_run *in, sealed_run *s, const run_turn *w, uint32_t unit) {
     if (w->values != NULL) sealed_start_values(odd, &s->levels, unit);
     fkv_tiles_see_stores();

@@ -1,14 +1,14 @@
-/* Code shared by the integer kernels for sealed blocks (AVX-512 VNNI and AMX), which converts queries, weights and codes to
- * bytes. The dot products are in kernels_avx512vnni.c and sealed_amx.h and are also used for TurboQuant rows (turbo_vnni.h).
+/* Code shared by the integer kernels for sealed blocks (AVX-512 VNNI and AMX). It converts queries, weights and codes to bytes.
+ * The dot products are in kernels_avx512vnni.c and sealed_amx.h and are also used for TurboQuant rows (turbo_vnni.h).
  *
  * Scores: each query is multiplied once by the scales of a page: x_c = q_c * scale_c for channel c. x_c is rounded to 23 bits and
- * split into three base-256 digits, stored as signed bytes. The rounding step is derived from an upper bound on |x_c|: for each
- * unit of 16 channels, max |q| * max |scale|, and then the maximum over all units. The score of token t is step * (sum of x_c *
- * code_tc) + (sum of q_c * bias_c), where x_c is the rounded integer and the first sum is exact. Codes are at most 15, so the
- * error of a score is about bound / 2^17. Rows whose bound is above MAX_BOUND, or so small that the inverse of the step would
- * overflow, use the float kernels. Calibrated keys have codes up to 63, so their limit is MAX_BOUND / 4. Rows whose bound is at
- * most 1/128 of the limit are rounded to 16 bits, so that their high digits are 0 and prefill can skip them. Their error does not
- * exceed the error of a row at the limit, because 16-bit steps are 128 times as large as 23-bit steps.
+ * split into three base-256 digits, stored as signed bytes. The rounding step is derived from an upper bound on |x_c|, which is
+ * the maximum of max |q| * max |scale| over all units of 16 channels. The score of token t is step * (sum of x_c * code_tc) +
+ * (sum of q_c * bias_c), where x_c is the rounded integer and the first sum is exact. Codes are at most 15, so the error of a
+ * score is about bound / 2^17. Rows whose bound exceeds MAX_BOUND, or is so small that the inverse of the step would overflow,
+ * are processed by the float kernels. Calibrated keys have codes up to 63, so their limit is MAX_BOUND / 4. Rows whose bound is
+ * at most 1/128 of the limit are rounded to 16 bits, so that their high digits are 0 and prefill can skip them. Their error does
+ * not exceed the error of a row at the limit, because 16-bit steps are 128 times as large as 23-bit steps.
  *
  * Values: weights p * norm are non-negative. They are rounded to 16 bits and split into two unsigned bytes, which are multiplied
  * by the signed codebook levels. A row has one norm and no bias: out += step * (sum of weight * level).
@@ -142,8 +142,8 @@ FKV_INLINE byte_planes low_byte_planes(const __m512i a[4]) {
     return (byte_planes){_mm512_unpacklo_epi64(a01, a23), _mm512_unpackhi_epi64(a01, a23)};
 }
 
-/* Rounds x * inverse to an integer and adds 2^23 + 2^22 + 0x8080 in the same FMA, which leaves the base-256 digits of the
- * integer, plus a constant, in the bytes of the float. */
+/* Rounds x * inverse to an integer and adds 2^23 + 2^22 + 0x8080 in the same FMA. The bytes of the resulting float contain the
+ * base-256 digits of the integer, plus a constant. */
 FKV_INLINE __m512i rounded_bits(vf x, vf inverse) { return _mm512_castps_si512(vf_fma(x, inverse, vf_set(12615808.0f))); }
 
 /* Rounds x * inverse to an integer and returns its three base-256 digits, with the lowest digit in the lowest byte. */
@@ -300,7 +300,7 @@ FKV_INLINE void clear_levels_beyond(uint32_t n_tokens, uint32_t n_units, sealed_
             for (uint32_t q = 0; q < 4; q++) _mm512_store_si512(levels->at[unit][4 * q + block], _mm512_setzero_si512());
 }
 
-/* Returns a table that maps codes to signed levels. Codes without the sign bit come first. */
+/* Returns a table that maps codes to signed levels. The first half of the table is for codes whose sign bit is 0. */
 FKV_INLINE __m128i level_book(int bits) {
     __m128i level = _mm_loadl_epi64((const __m128i *)fkv_sealed_book_of((uint32_t)bits)->level);
     __m128i negated = _mm_sub_epi8(_mm_setzero_si128(), level);
@@ -380,7 +380,7 @@ FKV_INLINE void sealed_steps(int n, float unit, vf *largest, float inverse[BLOCK
 }
 
 /* Rounds weight * inverse to an integer of 16 bits. Adding 2^23 in an FMA leaves the integer in the two lowest bytes of the
- * float. For NaN the bytes are arbitrary, because the step of the row is then NaN. */
+ * float. For NaN, the bytes do not matter, because the step of the row is then also NaN. */
 FKV_INLINE __m512i weight_bits(vf weight, vf inverse) { return _mm512_castps_si512(vf_fma(weight, inverse, vf_set(0x1p23f))); }
 
 /* Stores 64 results of weight_bits() as high and low bytes, in the order of packed_words. The low bytes start `low` bytes after

@@ -1,12 +1,12 @@
-/* TurboQuant rows for the integer kernels (AVX-512 VNNI and AMX): queries are split into base-256 digits (signed bytes), and
- * codes are converted to codebook levels. The dot-product kernels are shared with sealed blocks (sealed_vnni.h, sealed_amx.h,
+/* Support for TurboQuant rows in the integer kernels (AVX-512 VNNI and AMX): splits queries into base-256 digits (signed bytes)
+ * and converts codes to codebook levels. The dot-product kernels are shared with sealed blocks (sealed_vnni.h, sealed_amx.h,
  * kernels_avx512vnni.c).
  *
  * Scores: a query is rounded to 23 bits once for all tiles and split into three digits, like the queries for sealed keys. The
  * rounding step is derived from the query's largest value. Levels are integers. The score is row scale * step * (sum of x *
  * level), where x are the rounded integers of the query; the sum is exact. The rounding error does not exceed that of the float
- * kernels, because a query has a single step and a row has a single scale. Only queries whose values are so small that the
- * inverse of the step would overflow use the float kernels.
+ * kernels, because a query has a single step and a row has a single scale. The float kernels process only those queries whose
+ * values are so small that the inverse of the step would overflow.
  *
  * Values: weights p * scale are split into two unsigned bytes and multiplied by signed levels, as in sealed blocks.
  *
@@ -106,9 +106,9 @@ FKV_INLINE void turbo_high_bits(const uint8_t *plane, size_t stride, __m512i qua
     }
 }
 
-/* Unpacks the codes of 64 values into quads, for 16 tokens. With 4-bit codes, each 32 values have four quads of even values, then
- * four quads of odd values. With narrower codes, quad k of each 16 values holds values k, k + 4, k + 8 and k + 12. `rows` points
- * to the first token. Loads may extend past a row into other rows or scales; the extra bytes are ignored. */
+/* Unpacks the codes of 64 values into quads, for 16 tokens. For 4-bit codes, every 32 values become four quads of even values,
+ * followed by four quads of odd values. For narrower codes, quad k of every 16 values holds values k, k + 4, k + 8 and k + 12.
+ * `rows` points to the first token. Loads may extend past a row into other rows or scales; the extra bytes are ignored. */
 FKV_INLINE void turbo_quads(int bits, const fkv_codec *codec, const uint8_t *rows, uint32_t chunk, __m512i quads[CHUNK_QUADS]) {
     size_t stride = codec->row_bytes[FKV_PART_CODES];
     if (bits == 4) {
@@ -261,7 +261,7 @@ static void book_values_open(const fkv_codec *codec, const uint8_t *const part[F
                              sealed_norms *norms, sealed_levels_tile *levels) {
     uint32_t n_units = codec->dim / 16;
     if (codec->kind != FKV_CODEC_TURBO) {
-        (void)norms_open(codec, part, n_tokens, SEALED_UNIT, norms); /* ignores the signs of sealed norms */
+        (void)norms_open(codec, part, n_tokens, SEALED_UNIT, norms); /* the signs of sealed norms are ignored */
         for (uint32_t token = 0; token < n_tokens; token += FKV_SEALED_TOKENS) sealed_levels_of(codec, part, token, levels);
         clear_levels_beyond(n_tokens, n_units, levels);
         return;

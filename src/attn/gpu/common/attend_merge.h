@@ -4,11 +4,10 @@
  *
  * Each thread adds four channels over a contiguous range of splits. The sums of the ranges are then added in order. The number of
  * splits depends only on the query position, so a query's partial results are always added in the same order. Every warp computes
- * the maximum score and the total weight of the query itself, because this redundant work is cheaper than a barrier.
+ * the query's maximum score and total weight independently, because this redundant work is cheaper than a barrier.
  *
- * Bottleneck: memory latency. The kernel therefore uses many threads, each with few splits, and loads the partial results of the
- * first splits before their weights are known.
- */
+ * Memory latency is the bottleneck. The kernel therefore uses many threads, each of which adds only a few splits, and loads the
+ * partial results of the first splits before their weights are known. */
 #if FKV_D < 128
 #define FKV_MERGE_THREADS 256
 #elif FKV_D < 256
@@ -56,7 +55,7 @@ FKV_FN fkv_merge_early fkv_merge_prefetch(FKV_LOCAL const fkv_merge_row &row) {
     return early;
 }
 
-/* Maximum score over all splits, and total weight relative to that maximum. Every warp computes both values itself. */
+/* Maximum score over all splits, and total weight relative to that maximum. Every warp computes both values independently. */
 struct fkv_merge_total {
     float largest;
     float total;
@@ -107,7 +106,7 @@ FKV_FN void fkv_merge_range(FKV_LOCAL const fkv_merge_row &row, FKV_LOCAL const 
 }
 
 /* Adds the sums of all ranges of splits for channel d, divides by the total weight and undoes the rotation of V. All threads must
- * call this function; threads with d >= D only take part in the shuffles and barriers. */
+ * call this function, because threads with d >= D also take part in the shuffles and barriers. */
 FKV_FN float fkv_merge_finish(fkv_u32 d, FKV_SHARED float *sums, float total) {
     float x = 0.0f;
     if (d < FKV_D) {
@@ -117,8 +116,8 @@ FKV_FN float fkv_merge_finish(fkv_u32 d, FKV_SHARED float *sums, float total) {
     }
 #if FKV_ROTATE_V
     FKV_UNROLL
-    for (fkv_u32 h = 1; h < FKV_ROTATION_BLOCK;
-         h *= 2) { /* channels less than 32 apart are in the same warp; other channels are exchanged through shared memory */
+    for (fkv_u32 h = 1; h < FKV_ROTATION_BLOCK; h *= 2) { /* channels less than 32 apart belong to threads of the same warp;
+                                                             values of other channels are exchanged through shared memory */
         float other = h < 32 ? fkv_shuffle_xor(x, h) : 0.0f;
         if (h >= 32) {
             fkv_sync();

@@ -1,5 +1,6 @@
-/* Reads the values of a packed page in chunks. take() loads the packed words of a chunk, and number() unpacks a single value, so
- * that later chunks can be loaded while earlier values are used. The results are bit-identical to those of src/codec.
+/* Reads the values of a packed page in chunks. take() loads the packed words of a chunk, and number() unpacks a single value.
+ * Loading and unpacking are separate, so that later chunks can be loaded while earlier values are used. The results are
+ * bit-identical to those of src/codec.
  *
  * The shape of a chunk is the number of adjacent tokens that the chunk covers (TOKENS) and the number of channels per token
  * (CHANNELS). Value i is channel i % CHANNELS of token i / CHANNELS. The shape follows from the layout of the codes:

@@ -46,7 +46,7 @@ FKV_FN void fkv_latent_row(fkv_u32 lane, FKV_SHARED float *query, FKV_DEVICE con
         for (int i = 0; i < FKV_PLAIN_CHANNELS; i++) state.sum[0][i] *= shrink;
         for (fkv_u32 t = 0; t < FKV_PLAIN_KEYS; t++) {
             float weight = fkv_shuffle(mine, t);
-            if (!fkv_is_visible(position, base + t)) continue; /* 0 * NaN is NaN */
+            if (!fkv_is_visible(position, base + t)) continue; /* masked keys are skipped explicitly, because 0 * NaN is NaN */
             for (int i = 0; i < FKV_PLAIN_CHANNELS; i++)
                 state.sum[0][i] = fkv_fma(weight, fkv_k_at(block, slot + t, lane + 32 * (fkv_u32)i), state.sum[0][i]);
         }

@@ -69,8 +69,8 @@ FKV_FN float fkv_rotation_norm() {
     return block == 2 ? norm * fkv_float_of(0x3f3504f3u) : norm;
 }
 
-/* Both functions return the number of the pool page that stores logical page `logical` of a sequence. fkv_page_at() refers to the
- * layer's own pool, and fkv_open_page_at() to the open pool. */
+/* The next two functions return the number of the pool page that stores logical page `logical` of a sequence. fkv_page_at()
+ * refers to the layer's own pool, and fkv_open_page_at() to the open pool. */
 FKV_FN fkv_u32 fkv_page_at(FKV_DEVICE const fkv_u32 *table, FKV_DEVICE const fkv_u32 *row, fkv_u32 logical) {
     fkv_u32 n_fixed = row[FKV_ROW_N_FIXED];
     fkv_u32 at = logical < n_fixed ? logical : n_fixed + (logical - n_fixed) % row[FKV_ROW_N_RING];
@@ -82,8 +82,8 @@ FKV_FN fkv_u32 fkv_open_page_at(FKV_DEVICE const fkv_u32 *table, FKV_DEVICE cons
     return table[row[FKV_ROW_OPEN_PAGES] + at];
 }
 
-/* Returns true if a query in logical page `own` of a sealed layer reads page `logical` from the open pool. src/attn/attn.h uses
- * the same rule. */
+/* Returns true if a query in logical page `own` of a sealed layer reads page `logical` from the open pool. The rule must be the
+ * same as in src/attn/attn.h. */
 FKV_FN bool fkv_reads_open(fkv_u32 own, fkv_u32 logical) { return logical == 0 || logical >= own - own % FKV_OPEN_SPAN; }
 
 /* Returns the index, in the array of partial results, of the {max, total} entry of one query row and one split. The entries
@@ -167,7 +167,7 @@ FKV_FN bool fkv_is_visible(fkv_u32 position, fkv_u32 token) {
 #endif
 }
 
-#define FKV_NO_SCORE fkv_float_of(0xff800000u) /* score of a masked key: minus infinity */
+#define FKV_NO_SCORE fkv_float_of(0xff800000u) /* minus infinity, the score of a masked key */
 
 FKV_FN bool fkv_is_finite(float x) { return (fkv_bits_of(x) & 0x7f800000u) != 0x7f800000u; }
 
@@ -201,7 +201,8 @@ FKV_FN float fkv_denominator(float total, float max, FKV_DEVICE const float *sin
 /* Applies the butterfly stages of the Hadamard transform to a row (see docs/page_format.md). Called by one warp. */
 FKV_FN void fkv_butterfly_row(fkv_u32 lane, FKV_SHARED float *row) {
     FKV_UNROLL
-    for (fkv_u32 h = 1; h < FKV_ROTATION_BLOCK; h *= 2) { /* unrolled, so that every division by h has a constant divisor */
+    for (fkv_u32 h = 1; h < FKV_ROTATION_BLOCK;
+         h *= 2) { /* the loop is unrolled, so that every division by h has a constant divisor */
         for (fkv_u32 i = lane; i < FKV_D / 2; i += 32) {
             fkv_u32 d = i / h * 2 * h + i % h;
             float a = row[d];

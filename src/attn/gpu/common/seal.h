@@ -1,6 +1,6 @@
-/* Seals pages that a step has filled: re-encodes the rows of their open blocks into the sealed layout, with results bit-identical
- * to those of src/codec/seal.c, which explains the arithmetic. docs/page_format.md defines the layout. Functions in namespace
- * `opened` read the open block.
+/* Seals the pages that a step has filled: re-encodes the rows of their open blocks in the sealed layout. The results are
+ * bit-identical to those of src/codec/seal.c, which explains the arithmetic. docs/page_format.md defines the layout. Functions in
+ * namespace `opened` read the open block.
  *
  * Grid: (pages to seal, G, 2), where z selects K or V; each block has FKV_SEAL_THREADS threads. The block first computes the
  * parameters of each K channel or V row. Each thread then reads the values a second time and builds complete dwords of codes.
@@ -100,7 +100,8 @@ FKV_FN void fkv_seal_outliers(fkv_u32 index, FKV_SHARED float *rows, FKV_DEVICE 
 
 FKV_FN void fkv_seal_keys(fkv_u32 index, FKV_SHARED float *lines, FKV_DEVICE const fkv_u8 *open, FKV_DEVICE fkv_u8 *block) {
     const float bins = (float)((1 << FKV_K_BITS) - 1);
-    FKV_SHARED float *rows = lines + 2 * FKV_D; /* before rows are examined, rows[0] is a flag: 1 if there may be outlier rows */
+    FKV_SHARED float *rows =
+        lines + 2 * FKV_D; /* until rows are examined, rows[0] is a flag, which is 1 if there may be outlier rows */
     if (index == 0) rows[0] = 0.0f;
     fkv_sync();
     if (fkv_seal_ranges(index, false, rows, open, lines)) rows[0] = 1.0f;
@@ -110,7 +111,7 @@ FKV_FN void fkv_seal_keys(fkv_u32 index, FKV_SHARED float *lines, FKV_DEVICE con
     if (large) fkv_seal_outliers(index, rows, open, lines);
     for (fkv_u32 d = index; d < FKV_D; d += FKV_SEAL_THREADS) {
         fkv_u32 scale = fkv_seal_scale(fkv_div(fkv_sub(lines[2 * d + 1], lines[2 * d]), bins));
-        /* adds +0 to turn -0 into +0: the sign of a zero minimum would otherwise depend on the order of comparisons */
+        /* adding +0 turns -0 into +0; otherwise, the sign of a zero minimum would depend on the order of comparisons */
         fkv_u32 bias = fkv_page_bits(fkv_add(lines[2 * d], 0.0f));
         ((FKV_DEVICE fkv_u16 *)(block + FKV_K_SCALES))[d] = (fkv_u16)scale;
         ((FKV_DEVICE fkv_u16 *)(block + FKV_K_BIASES))[d] = (fkv_u16)bias;
@@ -149,8 +150,8 @@ FKV_FN fkv_u32 fkv_seal_size(float y, float inverse) {
     return size;
 }
 
-/* Returns the norm of a row. Called by one warp. As in src/codec/seal.c, channel j is added to partial sum j % 16. Partial sum i
- * is in lane i, which therefore also adds the channels of lane i + 16. */
+/* Returns the norm of a row. Called by one warp. As in src/codec/seal.c, channel j is added to partial sum j % 16. Lane i holds
+ * partial sum i and therefore also adds the channels of lane i + 16. */
 FKV_FN float fkv_seal_norm(FKV_LOCAL const float *y, fkv_u32 lane) {
     float sum = 0.0f;
     FKV_UNROLL
@@ -227,7 +228,7 @@ FKV_FN void fkv_seal_values(fkv_u32 index, FKV_SHARED float *, FKV_DEVICE const 
 #endif
 
 /* Seals the pages listed in the step table. The kernel writes to the pool through a const pointer, because the framework passes
- * the pool as an input. The output `done` exists only so that the framework runs later kernels after this one. */
+ * the pool as an input. The only purpose of the output `done` is to make the framework run later kernels after this one. */
 FKV_FN void fkv_seal(fkv_place place, FKV_SHARED float *shared, FKV_DEVICE const void *open, FKV_DEVICE const void *pool,
                      FKV_DEVICE const fkv_u32 *table, FKV_DEVICE fkv_u32 *done) {
     FKV_DEVICE const fkv_u32 *seal = table + table[FKV_STEP_SEALS] + place.x * FKV_SEAL_WORDS;

@@ -1,6 +1,6 @@
-/* Layout of the step table, which tells the kernels of a step which sequences to process. The host fills the table once per step
- * and layer kind (step_table.c) and uploads it once; every kernel of the step reads it. This file contains only defines, because
- * the kernel sources include it as well.
+/* Layout of the step table, which specifies the sequences that the kernels of a step process. The host fills and uploads the
+ * table once per step and layer kind (step_table.c), and every kernel of the step reads it. This file contains only defines,
+ * because the kernel sources include it as well.
  *
  * A table consists of uint32 words: a header of FKV_STEP_HEADER words, then the sections that the header points to (offsets in
  * words).
@@ -58,9 +58,9 @@
 #define FKV_ITEM_N_SPLITS 3
 #define FKV_ITEM_WORDS 4
 
-/* A sealed layer has two pools. The words in the slots section refer to the open pool. A split reads one pool (FKV_SPLIT_OPEN)
- * and refers to that pool's page table, so the first page and the pages of the queries' own span are in separate splits. A
- * prefill tile never crosses a page boundary.
+/* A sealed layer has two pools. The words in the slots section refer to the open pool. Each split reads only one pool
+ * (FKV_SPLIT_OPEN) and refers to the page table of that pool. The first page and the pages of the queries' own span, which are
+ * read from the open pool, are therefore in separate splits. A prefill tile never crosses a page boundary.
  *
  * A query attends to pages [0, sink pages) and [first page of its window, its own page]. The k-th visible page is logical page k
  * if it is a sink page, and logical page FKV_SPLIT_SKIPPED + k otherwise. A split is a range of visible pages that starts at

@@ -52,8 +52,8 @@ FKV_FN float fkv_sum_of_16(float x) {
 }
 
 /* Returns the scale and bias that best fit a group's values (least squares), given the codes that `line` assigns to the values.
- * Returns `line` unchanged if the fitted line is not valid. Performs the same additions as fkv_codec_refit(): value j of the
- * group is added to partial sum j % 16. Partial sum i is in lane i, which therefore also adds the values of lane i + 16. */
+ * Returns `line` unchanged if the fitted line is not valid. The additions are the same as in fkv_codec_refit(): value j of the
+ * group is added to partial sum j % 16. Lane i holds partial sum i and therefore also adds the values of lane i + 16. */
 FKV_FN fkv_line fkv_refit(FKV_LOCAL const float *x, int n, fkv_line line, float bins) {
     float c = 0.0f;
     float cc = 0.0f;
@@ -124,8 +124,8 @@ FKV_FN void fkv_write_book(FKV_LOCAL const float *x, bool is_k, fkv_u32 bits, FK
     }
     float sum = 0.0f;
     FKV_UNROLL
-    for (int i = 0; i < FKV_WRITE_VALUES; i++) { /* value j is added to partial sum j % 16; partial sum i is in lane i, which also
-                                                    adds the values of lane i + 16 */
+    for (int i = 0; i < FKV_WRITE_VALUES; i++) { /* value j is added to partial sum j % 16; lane i holds partial sum i and also
+                                                  * adds the values of lane i + 16 */
         float share = fkv_div(x[i], largest > 0.0f ? largest : 1.0f);
         float square = fkv_mul(share, share);
         sum = fkv_add(fkv_add(sum, square), fkv_shuffle_xor(square, 16));
@@ -160,8 +160,8 @@ FKV_FN void fkv_write_book(FKV_LOCAL const float *x, bool is_k, fkv_u32 bits, FK
 }
 
 /* Encodes one row into its slot; x holds this lane's values of the row. book: 0 for affine codes, 1 for the K codebook, 2 for the
- * V codebook. signs: bit 31 is set if the rotation negates the value. fitted: if true, scales and biases of codes with 4 bits or
- * fewer are refined by least squares. */
+ * V codebook. signs: bit 31 is set if the rotation negates the value. If `fitted` is true, the scales and biases of codes with 4
+ * bits or fewer are refined by a least-squares fit. */
 FKV_FN void fkv_write_row(FKV_LOCAL float *x, FKV_LOCAL const fkv_u32 *signs, bool rotate, bool fitted, int book, int bits,
                           int group, FKV_DEVICE fkv_u8 *codes, FKV_DEVICE fkv_u8 *scales, FKV_DEVICE fkv_u8 *biases,
                           fkv_u32 lane) {

@@ -1,26 +1,28 @@
-/* Product y = x * W^T of up to eight rows x with a matrix W of affine codes (MLX layout), on CUDA and emulated on the host.
+/* Computes the product y = x * W^T of up to eight rows x and a matrix W of affine codes (MLX layout). Runs on CUDA and is
+ * emulated on the host.
  *
- * A block computes 16 * AP_TILES outputs for all rows of x. Its warps take turns on chunks of AP_CHUNK columns, and their sums
- * are added at the end, in the order of the warps. Within a chunk, tensor cores multiply codes (matrix a, 16 outputs) by x
- * (matrix b, 8 rows; missing rows repeat the last row). An 8-bit code is the sum of two operands: its low four bits and 16 times
- * its high four bits. For each scale group, y += scale * sum(code * x) + bias * sum(x), where sum(x) is a product with ones.
+ * A block computes 16 * AP_TILES outputs for all rows of x. Its warps process chunks of AP_CHUNK columns in round-robin order.
+ * The sums of the warps are added at the end, in warp order. Within a chunk, tensor cores multiply codes (matrix a, 16 outputs)
+ * by x (matrix b, 8 rows; missing rows repeat the last row). An 8-bit code is represented as the sum of two operands: its low
+ * four bits, and 16 times its high four bits. For each scale group, y += scale * sum(code * x) + bias * sum(x), where sum(x) is
+ * computed as a matrix product with ones.
  *
- * Rows of x never exchange data and every row count runs the same instructions, so the result of a row does not depend on the
- * other rows. float32 rows are split into three bfloat16 parts.
+ * The result of a row does not depend on the other rows, because rows of x never exchange data and the kernel executes the same
+ * instructions for any number of rows. float32 rows are split into three bfloat16 parts.
  *
  * Codes are loaded AP_STAGES chunks ahead, in pieces of 16 bytes per lane. All lanes of a matrix instruction must hold codes of
- * the same scale group, so lanes exchange words if four pieces contain several groups. Bottleneck: memory bandwidth.
- */
+ * the same scale group, so lanes exchange words if four pieces contain several groups. The kernel is limited by memory
+ * bandwidth. */
 enum {
     AP_CHUNK = FKV_CHUNK,                                           /* columns per chunk */
     AP_WORDS = FKV_BITS * AP_CHUNK / 128,                           /* words of codes per lane, matrix row and chunk */
     AP_GROUPS = AP_CHUNK / FKV_GROUP,                               /* scale groups per chunk */
     AP_GROUP_WORDS = AP_WORDS / AP_GROUPS,                          /* words of codes per lane, matrix row and group */
-    AP_PIECE_GROUPS = AP_GROUP_WORDS >= 4 ? 1 : 4 / AP_GROUP_WORDS, /* scale groups in the pieces of four lanes */
+    AP_PIECE_GROUPS = AP_GROUP_WORDS >= 4 ? 1 : 4 / AP_GROUP_WORDS, /* scale groups covered by the pieces of four lanes */
     AP_COLUMNS = 32 / FKV_BITS,                                     /* columns per word */
     AP_SCALE_BYTES = FKV_SCALE_TYPE == 0 ? 4 : 2,                   /* bytes per scale and per bias */
     AP_SCALE_WORDS = (AP_GROUPS * AP_SCALE_BYTES + 3) / 4,          /* words of scales per matrix row and chunk */
-    AP_PARTS = FKV_ROW_TYPE == 0 ? 3 : 1,                           /* matrix operands per value of x */
+    AP_PARTS = FKV_ROW_TYPE == 0 ? 3 : 1,                           /* 16-bit parts per value of x */
     AP_X_BYTES = FKV_ROW_TYPE == 0 ? 4 : 2,                         /* bytes per value of x */
     AP_X_WORDS = AP_COLUMNS * AP_X_BYTES / 4,                       /* words of x per word of codes */
     AP_ROWS = 8,                                                    /* maximum number of rows of x */
@@ -28,12 +30,12 @@ enum {
     AP_STAGES = FKV_STAGES,
     AP_WARPS = FKV_LAUNCH_THREADS / 32,
     AP_OUTPUTS = 16 * AP_TILES,
-    AP_STRIDE = AP_OUTPUTS + 4, /* floats per row of x in shared memory; avoids bank conflicts */
+    AP_STRIDE = AP_OUTPUTS + 4, /* row stride of the totals in shared memory, in floats; the padding avoids bank conflicts */
     AP_SHARED = AP_WARPS * AP_ROWS * AP_STRIDE
 };
 
-/* Codes, scales and biases of a lane for one chunk. Tile t contains matrix rows 16 * t + lane / 4 (index 0) and 8 more (index 1).
- */
+/* Codes, scales and biases of a lane for one chunk. In tile t, index 0 is matrix row 16 * t + lane / 4, and index 1 is the matrix
+ * row 8 rows later. */
 struct ap_slot {
     fkv_u32 codes[AP_TILES][2][AP_WORDS];
     fkv_u32 scales[AP_TILES][2][AP_SCALE_WORDS];
@@ -41,7 +43,7 @@ struct ap_slot {
 };
 
 struct ap_matrix {
-    const fkv_u8 *codes[AP_TILES][2]; /* first piece of this lane */
+    const fkv_u8 *codes[AP_TILES][2]; /* address of this lane's first piece */
     fkv_u32 scales[AP_TILES][2];      /* index of the first scale of the row */
     const fkv_u8 *all_scales;
     const fkv_u8 *all_biases;
@@ -86,7 +88,8 @@ FKV_FN void ap_load(ap_slot &slot, const ap_matrix &m, fkv_u32 chunk) {
     }
 }
 
-/* Exchanges words within four lanes, so that word i of each lane belongs to scale group i / AP_GROUP_WORDS. w: a piece */
+/* Exchanges words within four lanes, so that word i of each lane belongs to scale group i / AP_GROUP_WORDS. w: the lane's piece
+ * (four words). */
 FKV_FN void ap_exchange(fkv_u32 *w, fkv_u32 c) {
     if constexpr (AP_PIECE_GROUPS > 1) {
         const bool high = (c & 2) != 0;
@@ -141,7 +144,8 @@ template <bool Aligned> FKV_FN void ap_load_x(fkv_u32 *to, const fkv_u8 *at) {
     }
 }
 
-/* Returns two float32 values rounded to a pair of bfloat16 values, and subtracts the pair from the values. */
+/* Rounds two float32 values to bfloat16 and returns the pair. Then subtracts the rounded values from the arguments, which leaves
+ * the rounding residues. */
 FKV_FN fkv_u32 ap_split(float &a, float &b) {
     const fkv_u32 pair = fkv_pack_bf16(a, b);
     a = fkv_sub(a, fkv_float_of(pair << 16));
@@ -149,8 +153,8 @@ FKV_FN fkv_u32 ap_split(float &a, float &b) {
     return pair;
 }
 
-/* Returns the operands b of one word of codes. The columns of a pair are four (4-bit codes) or two (8-bit codes) apart, like the
- * codes of ap_codes(). */
+/* Builds the b operands for one word of codes. The two columns of a pair are four columns (4-bit codes) or two columns (8-bit
+ * codes) apart, as in the pairs of ap_codes(). */
 FKV_FN void ap_operands(fkv_u32 (*b)[4], const fkv_u32 *x) {
     if constexpr (FKV_ROW_TYPE == 0) {
         FKV_UNROLL
@@ -170,8 +174,9 @@ FKV_FN void ap_operands(fkv_u32 (*b)[4], const fkv_u32 *x) {
     }
 }
 
-/* Converts a word to four pairs of floats: nibbles i and i + 4. The odd nibbles of 8-bit codes count sixteenfold. A nibble
- * becomes the low bits of 1024 + nibble (float16) or 128 + nibble (bfloat16), from which the constant is subtracted. */
+/* Converts a word of codes to four pairs of 16-bit floats. Pair i consists of nibbles i and i + 4. In 8-bit codes, odd nibbles
+ * are multiplied by 16. To convert a nibble, it is inserted into the low bits of 1024 (float16) or 128 (bfloat16), and the
+ * constant is then subtracted. */
 FKV_FN void ap_codes(fkv_u32 *a, fkv_u32 word) {
     FKV_UNROLL
     for (int i = 0; i < 4; i++) {
@@ -193,10 +198,12 @@ FKV_FN void ap_mma(float *sums, fkv_u32 a0, fkv_u32 a1, fkv_u32 a2, fkv_u32 a3, 
         fkv_mma_bf16(sums, a, b0, b1);
 }
 
-/* Adds the products of one word of each matrix row to `sums`, and the sum of its columns of x to `ones`. */
+/* Adds the products of one word of codes per matrix row to `sums`, and the sum of the values of x in the same columns to
+ * `ones`. */
 FKV_FN void ap_multiply(float (*sums)[4], float *ones, const ap_slot &slot, int i, const fkv_u32 *x) {
     constexpr fkv_u32 one = FKV_ROW_TYPE == 1 ? 0x3c003c00u : 0x3f803f80u;
-    constexpr fkv_u32 again = FKV_BITS == 4 ? one : 0; /* the second half of b repeats the first half for 8-bit codes */
+    constexpr fkv_u32 again =
+        FKV_BITS == 4 ? one : 0; /* 0 for 8-bit codes, because the second half of b repeats the first half */
     fkv_u32 b[AP_PARTS][4];
     ap_operands(b, x);
     FKV_UNROLL
@@ -218,7 +225,7 @@ FKV_FN void ap_multiply(float (*sums)[4], float *ones, const ap_slot &slot, int 
     }
 }
 
-/* Returns scale (or bias) number g of a row's words. */
+/* Returns the scale (or bias) with index g. `words` holds the scales (or biases) of one matrix row. */
 FKV_FN float ap_number(const fkv_u32 *words, int g) {
     if constexpr (FKV_SCALE_TYPE == 0) return fkv_float_of(words[g]);
     const fkv_u32 word = words[g / 2];
@@ -226,7 +233,7 @@ FKV_FN float ap_number(const fkv_u32 *words, int g) {
     return fkv_float_of(g % 2 == 0 ? word << 16 : word & 0xffff0000u);
 }
 
-/* Adds the products of a scale group to the totals. x: the lane's values for the words of the group */
+/* Adds the products of a scale group to the totals. x: values of the lane's row of x, for the words of the group */
 FKV_FN void ap_process_group(float (*totals)[4], const ap_slot &slot, int g, const fkv_u32 (*x)[AP_X_WORDS]) {
     float sums[AP_TILES][4] = {};
     float ones[4] = {};
@@ -241,7 +248,7 @@ FKV_FN void ap_process_group(float (*totals)[4], const ap_slot &slot, int g, con
     }
 }
 
-/* Adds the products of one chunk to the totals. row: the lane's row of x, which is loaded for 128 columns at a time */
+/* Adds the products of one chunk to the totals. row: the lane's row of x, of which 128 columns are loaded at a time */
 template <bool Aligned> FKV_FN void ap_process(float (*totals)[4], ap_slot &slot, const fkv_u8 *row, fkv_u32 chunk, fkv_u32 c) {
     FKV_UNROLL
     for (int at = 0; at < AP_WORDS; at += FKV_BITS) {

@@ -2,11 +2,11 @@
  * eight bytes, so codes are first expanded to nibbles. In a word of 2-bit or 3-bit codes, the even codes are expanded first, then
  * the odd codes after a shift. A permute inserts the high bits of 3-bit codes. 4-bit codes are nibbles already.
  *
- * A nibble above 7 yields the sign of the byte that its lower three bits select. 4-bit codes are therefore looked up in two
- * tables of eight entries each. Let value(c) be the signed byte for code c. Entry c of the first table is value(c) - value(c + 8)
- * - 1, which is negative, so the first lookup gives -1 for codes above 7. Entry c of the second table is value(c + 8) + 1; the
- * second lookup ignores bit 3 of the code. The sum of both lookups is the value of the code.
- */
+ * For a selector nibble above 7, the result is the replicated sign bit of the byte that the lower three bits select. 4-bit codes
+ * are therefore looked up in two tables of eight entries each. Let value(c) be the signed byte for code c. Entry c of the first
+ * table is value(c) - value(c + 8) - 1, which is negative, so the first lookup gives -1 for codes above 7. Entry c of the second
+ * table is value(c + 8) + 1, and the second lookup ignores bit 3 of the code. The sum of both lookups is the value of the
+ * code. */
 /* Packs four table entries into a word. */
 FKV_FN fkv_u32 dc_table_word(int a, int b, int c, int d) {
     return ((fkv_u32)a & 255u) | ((fkv_u32)b & 255u) << 8 | ((fkv_u32)c & 255u) << 16 | (fkv_u32)d << 24;

@@ -1,13 +1,12 @@
-/* Rows of codebook codes (TurboQuant) in decode_sealed.h: loads a tile and converts its codes to matrix operands. Used for head
- * dimension 128 with at most four query heads per KV head.
+/* Support for rows of codebook codes (TurboQuant) in decode_sealed.h: loads a tile and converts its codes to matrix operands.
+ * Used for head dimension 128 with at most four query heads per KV head.
  *
  * Rows are stored token by token. For V, the nibbles of four tokens are first transposed, so that the four nibbles of one channel
  * are adjacent. The levels of these nibbles are then looked up four at a time. Each row has one scale. The score of a token is
  * multiplied by the scale of the token's K row.
  *
- * Bottleneck: the integer ALU pipe (shifts, logic, permutes), which accepts one warp instruction every two cycles. Right shifts
- * therefore use the multiply pipe (fkv_shifted_right(), fkv_upper_half()).
- */
+ * The kernel is limited by the integer ALU pipe (shifts, logic, permutes), which accepts one warp instruction every two cycles.
+ * Right shifts are therefore executed on the multiply pipe (fkv_shifted_right(), fkv_upper_half()). */
 constexpr int SD_K_TERMS = FKV_K_BITS == 4 ? 2 : 1; /* sealed_page.h explains these constants */
 constexpr int SD_V_TERMS = FKV_V_BITS == 4 ? 2 : 1;
 constexpr bool SD_LESS_ONE = false;
@@ -36,8 +35,8 @@ struct sd_tile {
     fkv_u32 page;                       /* number of the pool page that holds the next tile */
 };
 
-/* Loads the codes of N channels, starting at channel d, for ROWS tokens in each part (32 tokens) of a tile. Together, the lanes
- * of a warp load adjacent rows. `rows` is the address of the lane's first row. */
+/* Loads the codes of N channels, starting at channel d, for ROWS tokens in each part (32 tokens) of a tile. The lanes of a warp
+ * load adjacent rows. `rows` is the address of the lane's first row. */
 template <int BITS, int N, int ROWS, int WORDS>
 FKV_FN void sd_load_codes(fkv_u32 (&to)[SD_PARTS][ROWS][WORDS], const fkv_u8 *rows, fkv_u32 d) {
     constexpr int plane_bits = BITS == 4 ? 4 : 2;

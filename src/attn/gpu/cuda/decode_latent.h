@@ -1,20 +1,19 @@
-/* Tensor-core decode of latent pages, on CUDA and emulated on the host. One thread block processes one split of the history for
- * LT_ROWS rows (queries x query heads). For each row, it stores {sum of p * v, maximum score, sum of p} for the merge kernel,
- * where p is a softmax weight and v a value.
+/* Tensor-core decode kernel for latent pages. Runs on CUDA and is emulated on the host. One thread block processes one split of
+ * the history for LT_ROWS rows (queries x query heads). For each row, it stores {sum of p * v, maximum score, sum of p} for the
+ * merge kernel, where p is a softmax weight and v a value.
  *
- * The latent channels are divided into slabs of 64 channels, one for each warp. A warp copies its slab of a tile of LT_TILE
- * tokens to shared memory with cp.async, two tiles ahead, and reads the codes twice: as keys and as values. The RoPE channels are
- * divided into steps of 16 channels, which the warps take in turn.
+ * The latent channels are divided into slabs of 64 channels, one for each warp. A warp copies its slab of each tile (LT_TILE
+ * tokens) to shared memory with cp.async, two tiles ahead. It reads the codes twice, once as keys and once as values. The RoPE
+ * channels are divided into steps of 16 channels, which are assigned to the warps in round-robin order.
  *
  *   1. Each warp computes the scores of all rows and tokens over its channels and stores them in shared memory.
  *   2. After a barrier, the warps divide the rows among themselves. The scores of a row are added in slab order, and lane t
  *      computes the softmax weight of token t.
  *   3. After another barrier, each warp adds the weighted values of its slab.
  *
- * Codes are converted to integers relative to the middle code, which are exact in float16 and bfloat16. Queries and weights are
+ * The middle code is subtracted from each code. The resulting integers are exact in float16 and bfloat16. Queries and weights are
  * split into two 16-bit terms. Weights are multiplied by the scales of the values before they are split. The results of a row do
- * not depend on the other rows, because the rows of a matrix product are independent.
- */
+ * not depend on the other rows, because the rows of a matrix product are independent. */
 constexpr int LT_ROWS = FKV_ITEM_ROWS;
 constexpr int LT_TILE = 32; /* one token per lane */
 constexpr int LT_SLAB = 64;
@@ -22,9 +21,9 @@ constexpr int LT_WARPS = FKV_D / LT_SLAB;
 constexpr int LT_STAGES = 3;
 constexpr int LT_MIDDLE = FKV_K_BITS == 16 ? 0 : 1 << (FKV_K_BITS - 1);
 constexpr int LT_GROUP =
-    FKV_K_BITS != 16 && FKV_K_GROUP < LT_SLAB ? FKV_K_GROUP : LT_SLAB; /* channels of a slab with one scale */
+    FKV_K_BITS != 16 && FKV_K_GROUP < LT_SLAB ? FKV_K_GROUP : LT_SLAB; /* number of channels of a slab that share a scale */
 constexpr int LT_GROUPS = LT_SLAB / LT_GROUP;
-constexpr int LT_STEPS = LT_SLAB / 16; /* matrix products per slab and eight tokens */
+constexpr int LT_STEPS = LT_SLAB / 16; /* number of matrix products per slab for eight tokens */
 constexpr int LT_ROPE_ALL = FKV_ROPE / 16;
 constexpr int LT_ROPE_STEPS = (LT_ROPE_ALL + LT_WARPS - 1) / LT_WARPS; /* maximum number of RoPE steps per warp */
 constexpr bool LT_KEYS_BF16 = FKV_K_BITS == 16 && FKV_PAGE_BF16;       /* operand type of keys and queries */
@@ -35,29 +34,30 @@ static_assert(LT_ROWS == 16 && FKV_D % LT_SLAB == 0 && FKV_ROPE % 16 == 0 && !FK
 
 /* ---- shared memory layout, in words ---- */
 
-constexpr int LT_ROW_BYTES = LT_SLAB * FKV_K_BITS / 8; /* codes of one token in a slab */
+constexpr int LT_ROW_BYTES = LT_SLAB * FKV_K_BITS / 8; /* size of one token's codes in a slab */
 constexpr int LT_CHUNKS = LT_ROW_BYTES / 16;
 constexpr int LT_CODE_WORDS = LT_TILE * LT_ROW_BYTES / 4;
 constexpr int LT_STAGE_WORDS = LT_CODE_WORDS + LT_ROPE_STEPS * LT_TILE * 8;
-constexpr int LT_SCORE_STRIDE = 40;  /* floats between rows of scores; avoids bank conflicts */
-constexpr int LT_WEIGHT_STRIDE = 36; /* floats between rows of weights; avoids bank conflicts */
+constexpr int LT_SCORE_STRIDE = 40;  /* floats per row of scores, padded to avoid bank conflicts */
+constexpr int LT_WEIGHT_STRIDE = 36; /* floats per row of weights, padded to avoid bank conflicts */
 constexpr int LT_SCORES_WORDS = LT_ROWS * LT_SCORE_STRIDE;
 constexpr int LT_QUERY_WORDS = LT_ROWS * (FKV_D + FKV_ROPE);
 
-constexpr int LT_AT_QUERIES = (LT_STAGES - 1) * LT_WARPS * LT_STAGE_WORDS; /* used only before the first tile */
+constexpr int LT_AT_QUERIES = (LT_STAGES - 1) * LT_WARPS * LT_STAGE_WORDS; /* query rows, used only before the first tile */
 constexpr int LT_AT_SCORES = LT_STAGES * LT_WARPS * LT_STAGE_WORDS;        /* [warps, rows, stride] */
 constexpr int LT_AT_WEIGHTS = LT_AT_SCORES + LT_WARPS * LT_SCORES_WORDS > LT_AT_QUERIES + LT_QUERY_WORDS
                                   ? LT_AT_SCORES + LT_WARPS *LT_SCORES_WORDS
                                   : LT_AT_QUERIES + LT_QUERY_WORDS;
 constexpr int LT_AT_SCALES =
     LT_AT_WEIGHTS + LT_ROWS * LT_WEIGHT_STRIDE; /* [warps, {scores, values}, groups, tokens, {scale, bias}] */
-constexpr int LT_AT_FACTORS = LT_AT_SCALES + LT_WARPS * LT_GROUPS * LT_TILE * 4; /* [rows]: unit of the scores of a row */
-constexpr int LT_AT_SHRINKS = LT_AT_FACTORS + LT_ROWS;                           /* [rows]: factor of the previous sums */
+constexpr int LT_AT_FACTORS =
+    LT_AT_SCALES + LT_WARPS * LT_GROUPS * LT_TILE * 4; /* [rows] factor by which scores are multiplied */
+constexpr int LT_AT_SHRINKS = LT_AT_FACTORS + LT_ROWS; /* [rows] factor by which earlier sums are rescaled */
 #define FKV_DECODE_SHARED (LT_AT_SHRINKS + LT_ROWS)
 
 /* ---- 16-bit operands ---- */
 
-/* Two values as the sum of two pairs of 16-bit values. */
+/* Two values, each split into two 16-bit terms. */
 struct lt_terms {
     fkv_u32 high;
     fkv_u32 rest;
@@ -82,7 +82,7 @@ template <bool BF16> FKV_FN void lt_mma(float *c, const fkv_u32 *a, fkv_u32 b0, 
         fkv_mma_f16(c, a, b0, b1);
 }
 
-/* The left operand of a matrix product, as two terms. */
+/* The left operand of a matrix product, split into two terms. */
 struct lt_left {
     fkv_u32 high[4];
     fkv_u32 rest[4];
@@ -131,7 +131,7 @@ FKV_FN fkv_u32 lt_f16_codes(fkv_u32 x) {
     return fkv_fma_f16x2(x, one, 0xe400e400u + LT_MIDDLE * 0x10001u);
 }
 
-/* Converts codes in the same way to bfloat16. The values 128 to 255 are the bfloat16 patterns 0x4300 to 0x437f, so the highest
+/* Converts codes to bfloat16 in the same way. The values 128 to 255 are the bfloat16 patterns 0x4300 to 0x437f, so the highest
  * bit of an 8-bit code selects the subtrahend: 128 (0x4300) or 256 (0x4380). */
 FKV_FN fkv_u32 lt_bf16_codes(fkv_u32 x) {
     const fkv_u32 one = 0x3f803f80u;
@@ -148,7 +148,8 @@ FKV_FN fkv_u32 lt_key_pair(const lt_quad &x, int half) {
     return lt_f16_codes(pairs >> (2 * half * FKV_K_BITS));
 }
 
-/* Replaces values that are not finite with 0. The scores of their tokens are NaN, so all rows that attend to them become NaN. */
+/* Replaces non-finite values with 0. The scores of the affected tokens are NaN, so all rows that attend to these tokens still
+ * become NaN. */
 FKV_FN fkv_u32 lt_finite(fkv_u32 x) {
     const fkv_u32 exponent = FKV_PAGE_BF16 ? 0x7f80u : 0x7c00u;
     fkv_u32 low = (x & exponent) == exponent ? 0u : x & 0xffffu;
@@ -177,10 +178,11 @@ struct lt_place {
     fkv_u32 n_tiles;
 };
 
-constexpr bool LT_ONE_PAGE = FKV_PAGE_TOKENS % LT_TILE == 0; /* true if each tile is part of one page */
+constexpr bool LT_ONE_PAGE = FKV_PAGE_TOKENS % LT_TILE == 0; /* whether each tile is contained in one page */
 
-/* Returns the index in the split of token `token` of a tile. Tiles past the end of the split, and tokens past its end if a tile
- * can extend to another page, are replaced with the last tile or token. Tokens past the end are masked. */
+/* Returns the index, within the split, of token `token` of a tile. Tiles past the end of the split are replaced with the last
+ * tile if each tile is contained in one page. Otherwise, tokens past the end of the split are replaced with the last token.
+ * Tokens past the end are masked. */
 FKV_FN fkv_u32 lt_token(const lt_place &at, fkv_u32 tile, fkv_u32 token) {
     if (LT_ONE_PAGE) return (tile < at.n_tiles ? tile : at.n_tiles - 1) * LT_TILE + token;
     fkv_u32 i = tile * LT_TILE + token;
@@ -192,7 +194,7 @@ FKV_FN const fkv_u8 *lt_block(const lt_place &at, fkv_u32 page, fkv_u32 token) {
     return dc_page_block(at.walk, LT_ONE_PAGE ? page : fkv_shuffle_bits(page, token));
 }
 
-/* Returns the slot of token `token` of a tile in its page. */
+/* Returns the page slot of token `token` of a tile. */
 FKV_FN fkv_u32 lt_slot(const lt_place &at, fkv_u32 tile, fkv_u32 token) {
     if (LT_ONE_PAGE) return tile * LT_TILE % FKV_PAGE_TOKENS + token;
     return lt_token(at, tile, token) % FKV_PAGE_TOKENS;
@@ -255,11 +257,11 @@ FKV_FN lt_lines lt_take_lines(const lt_place &at, fkv_u32 tile, fkv_u32 page) {
     return x;
 }
 
-constexpr int LT_LINES = LT_GROUPS * LT_TILE * 2; /* floats in the lines of one slab */
+constexpr int LT_LINES = LT_GROUPS * LT_TILE * 2; /* number of floats in the scales and biases of one slab */
 
-/* Stores {scale, bias + scale * middle code} of the lane's token as floats: first for the scores, and LT_LINES floats later for
- * the values. In the latter, values that are not finite are replaced with 0, because 0 times NaN is NaN, and masked tokens have
- * weight 0. The score of such a token is NaN, so rows that attend to it become NaN. */
+/* Stores {scale, bias + scale * middle code} of the lane's token as floats, once for the scores and, LT_LINES floats later, once
+ * for the values. In the copy for the values, non-finite numbers are replaced with 0, because masked tokens have weight 0, and 0
+ * times NaN is NaN. The score of such a token is NaN, so rows that attend to it still become NaN. */
 FKV_FN void lt_put_lines(const lt_place &at, FKV_SHARED float *scales, const lt_lines &x) {
     FKV_UNROLL
     for (int g = 0; g < LT_GROUPS; g++) {
@@ -285,8 +287,8 @@ struct lt_queries {
 };
 
 /* Loads the query rows into shared memory as floats, scaled for a base-2 softmax and rotated like the keys. Each row is
- * multiplied by a power of two, so that its largest value is between 2^14 and 2^15. The inverse of this power is the factor of
- * the row's scores. Unused rows are 0. */
+ * multiplied by a power of two, so that its largest value is between 2^14 and 2^15. The row's scores are multiplied by the
+ * inverse of this power. Unused rows are 0. */
 FKV_FN void lt_load_rows(const fkv_split &split, const lt_place &at, const void *q, FKV_SHARED float *shared) {
     const float scale = fkv_float_of(FKV_SCALE_BITS) * 1.44269504f;
     for (fkv_u32 row = at.warp; row < LT_ROWS; row += LT_WARPS) {
@@ -424,7 +426,7 @@ FKV_FN void lt_put_scores(const lt_place &at, const lt_queries &q, FKV_SHARED co
 
 /* ---- softmax ---- */
 
-constexpr int LT_OWN_ROWS = (LT_ROWS + LT_WARPS - 1) / LT_WARPS; /* rows per warp: warp, warp + LT_WARPS, ... */
+constexpr int LT_OWN_ROWS = (LT_ROWS + LT_WARPS - 1) / LT_WARPS; /* maximum number of rows per warp */
 
 /* Softmax state of the warp's rows. `total` is the sum of the weights of the lane's tokens. */
 struct lt_softmax {
@@ -474,7 +476,8 @@ FKV_FN void lt_put_weights(const lt_place &at, fkv_u32 tile, FKV_SHARED float *s
 /* ---- values ---- */
 
 /* Output sums of thread (r, c). sums[t][i] is row r + 8 * (i / 2) and channel t / 4 * 32 + (2 * c + i % 2) * 4 + t % 4 of the
- * slab. The biases of the values are added separately: biases[n][g] is the sum for row r + 8 * n over the thread's tokens. */
+ * slab. The biases of the values are accumulated separately: biases[n][g] is the sum of the bias terms of group g over the
+ * thread's tokens, for row r + 8 * n. */
 struct lt_sums {
     float sums[LT_SLAB / 8][4];
     float biases[2][LT_GROUPS];

@@ -1,14 +1,15 @@
-/* Merges the splits of a decode item inside the decode kernel, which saves the launch of attend_merge. Of the blocks that process
- * the same rows of an item, the block that finishes last merges the partial results of all of them. Each group of blocks has a
- * counter, which is 0 between launches; the last block resets it.
+/* Merges the splits of a decode item inside the decode kernel, so that the kernel attend_merge need not be launched. Several
+ * blocks process the same rows of an item, and the last of these blocks to finish merges their partial results. Each such group
+ * of blocks has a counter, which is 0 between launches. The last block resets the counter.
  *
  * A warp merges one row. Lane l holds the channels 128 k + 4 l to 128 k + 4 l + 3. The partial results are added in the same
  * order and with the same rounding as in attend_merge.h, so the results are bit-identical.
  *
- * Bottleneck: latency. The first partial results are loaded together with the statistics of the splits.
- */
+ * The merge is limited by latency. Therefore, the first partial results are loaded together with the statistics of the splits. */
 constexpr int FKV_LANE_QUADS = (FKV_D + 127) / 128;
-constexpr fkv_u32 FKV_MERGE_BATCH = FKV_LANE_QUADS == 1 ? 8 : FKV_LANE_QUADS == 2 ? 4 : 2; /* splits loaded at the same time */
+constexpr fkv_u32 FKV_MERGE_BATCH = FKV_LANE_QUADS == 1   ? 8
+                                    : FKV_LANE_QUADS == 2 ? 4
+                                                          : 2; /* number of splits loaded at the same time */
 
 typedef float fkv_lane_row[FKV_LANE_QUADS][4]; /* channels of a row that one lane holds */
 
@@ -17,7 +18,8 @@ struct fkv_merge_batch {
     float max[FKV_MERGE_BATCH];
 };
 
-/* Loads the lane's channels and the maximum scores of the splits from `first` on. row.own: channel 0 of the row. */
+/* Loads the lane's channels and the maximum scores of up to FKV_MERGE_BATCH splits, starting at split `first`. row.own points to
+ * channel 0 of the row. */
 FKV_FN fkv_merge_batch fkv_merge_load(const fkv_merge_row &row, fkv_u32 first, fkv_u32 lane) {
     fkv_merge_batch batch = {};
     FKV_UNROLL
@@ -66,7 +68,7 @@ FKV_FN void fkv_merge_splits(const fkv_merge_row &row, fkv_merge_batch batch, fl
         FKV_UNROLL
         for (int d = 0; d < 4; d++) {
             x[k][d] = n_ranges <= 1 ? range[k][d] : fkv_add(x[k][d], range[k][d]);
-            if (n_ranges < FKV_MERGE_RANGES) x[k][d] = fkv_add(x[k][d], 0.0f); /* the sum of an empty range: turns -0 into +0 */
+            if (n_ranges < FKV_MERGE_RANGES) x[k][d] = fkv_add(x[k][d], 0.0f); /* adds the empty ranges, which turns -0 into +0 */
         }
     }
 }
@@ -134,7 +136,8 @@ FKV_FN void fkv_merge_one_row(const fkv_split &split, fkv_u32 head, fkv_u32 row,
     }
 }
 
-/* Called by all threads of a block after it has stored its partial results. counters: one word for each block of the grid. */
+/* Called by all threads of a block after the block has stored its partial results. counters: one word for each block of the
+ * grid. */
 FKV_FN void fkv_merge_last(fkv_place place, FKV_SHARED fkv_u32 *shared, const float *parts, const fkv_u32 *table,
                            const float *sink_logits, const void *counters, void *out) {
     fkv_split split = fkv_split_at(place, table);

@@ -1,18 +1,18 @@
-/* Tensor-core decode of pages that store rows of codes, on CUDA and emulated on the host. One thread block processes one split of
- * the history of one KV head for up to DC_ROWS rows (queries x query heads). For each row, it stores {sum of p * v, maximum
- * score, sum of p} for the merge kernel, where p is a softmax weight and v a value.
+/* Tensor-core decode kernel for pages that store rows of codes. Runs on CUDA and is emulated on the host. One thread block
+ * processes one split of the history of one KV head for up to DC_ROWS rows (queries x query heads). For each row, it stores {sum
+ * of p * v, maximum score, sum of p} for the merge kernel, where p is a softmax weight and v a value.
  *
  * Packed bytes are loaded into registers and converted there to matrix operands. The next tile is loaded while the current
  * tile is computed. The parts of the kernel are in decode_split.h, decode_shape.h, decode_queries.h, decode_scores.h,
  * decode_values.h and decode_softmax.h.
  *
  * The result of a row does not depend on batching: rows never exchange data, and the operations on a row are the same for every
- * DC_ROWS. fkv_mul() and fkv_fma() fix the rounding of products and sums, because the compiler might otherwise fuse a
+ * value of DC_ROWS. fkv_mul() and fkv_fma() fix the rounding of products and sums, because the compiler might otherwise fuse a
  * multiplication and an addition in one instantiation and not in another.
  *
- * Bottleneck: memory bandwidth for 128 channels with K8/V4 or wider; softmax and scales for narrow codes; latency for 16 rows of
- * 256 channels, whose accumulators leave registers for only 8 warps per multiprocessor.
- */
+ * For 128 channels with 8-bit keys and 4-bit values or wider codes, the kernel is limited by memory bandwidth. For narrower
+ * codes, it is limited by the computation of softmax and scales. For 16 rows of 256 channels, it is limited by latency, because
+ * the accumulators leave registers for only 8 warps per multiprocessor. */
 /* ---- tiles of the split ---- */
 
 FKV_FN fkv_u32 dc_tile_logical(const dc_split_pages &walk, fkv_u32 tile) {
@@ -47,7 +47,8 @@ FKV_FN dc_rows dc_rows_of(const fkv_split &split, FKV_SHARED const fkv_u32 *shar
     FKV_UNROLL
     for (int n = 0; n < DC_OWN_ROWS; n++) {
         fkv_u32 row = DC_DUPLICATED ? at.lane / 4 % 4 : at.lane / 4 + 8 * (fkv_u32)n;
-        /* lanes with the second copy of a row compute the dot products with the `rest` bytes of the queries and add no bias */
+        /* lanes that hold the second copy of a row compute the dot products with the `rest` bytes of the queries and add no
+         * bias */
         bool second = DC_DUPLICATED && at.lane >= 16;
         rows.step[n][1] = steps[row];
         if constexpr (dc_k::bits == 16)
@@ -136,7 +137,7 @@ FKV_FN void dc_put_sums(const dc_state &state, dc_place at, bool is_first, FKV_S
     for (int t = 0; t < dc_v::tiles; t++) {
         fkv_u32 unit = (fkv_u32)t / (2 * dc_v::quads);
         fkv_u32 channel = unit * dc_v::span + at.lane / 4 * (dc_v::span / 8) + (fkv_u32)t % (2 * dc_v::quads) * 2;
-        if (DC_DUPLICATED) { /* skips the copy of the row that does not handle the scale group of this channel */
+        if (DC_DUPLICATED) { /* skip the copy of the row that does not handle the scale group of this channel */
             fkv_u32 half = dc_v::bits == 16 || dc_v::groups == 1 ? 0 : channel / FKV_V_GROUP % 2;
             if (c / 2 != half) continue;
         }
@@ -183,7 +184,7 @@ FKV_FN void dc_load_first(dc_tile &tile, const dc_split_pages &walk, fkv_u32 n_t
     if (next < n_tiles) tile.page = dc_tile_page(walk, next);
 }
 
-/* Processes all tiles of the stream. The loads of the next tile's keys, values and scales each start as soon as their registers
+/* Processes all tiles of the stream. The next tile's keys, values and scales are each loaded as soon as the registers for them
  * are free. Page numbers are loaded two tiles ahead. */
 FKV_FN void dc_process_tiles(dc_tile &tile, const dc_split_pages &walk, fkv_u32 n_tiles, dc_rows &rows,
                              FKV_SHARED fkv_u32 *shared, dc_place at, dc_state &state) {

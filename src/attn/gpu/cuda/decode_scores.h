@@ -1,4 +1,4 @@
-/* Tensor-core decode of rows of codes (decode_mma.h): computes the scores of a tile.
+/* Part of the decode kernel in decode_mma.h: computes the scores of a tile.
  *
  * The codes are the B operand of an integer matrix product, with one token in each of 8 columns. 8-bit codes are used as stored;
  * 4- and 2-bit codes are expanded to bytes with shifts and masks, and codebook codes with byte permutes (decode_codebook.h). A

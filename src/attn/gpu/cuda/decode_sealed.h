@@ -1,18 +1,17 @@
-/* Tensor-core decode of sealed 4-bit pages and, with codebook_page.h, of codebook rows. decode_split.h defines the block layout
- * and docs/page_format.md the page layout. All matrix products multiply bytes and add in integers. Query rows are processed in
- * groups, which share only the unpacked codes, so the result of a row does not depend on other rows.
+/* Tensor-core decode kernel for sealed 4-bit pages and, together with codebook_page.h, for codebook rows. decode_split.h defines
+ * the block layout and docs/page_format.md the page layout. All matrix products multiply bytes and accumulate integers. Query
+ * rows are processed in groups, which share only the unpacked codes, so the result of a row does not depend on other rows.
  *
- * K: score = sum of q * scale * code + sum of q * bias, over channels. On entering a page, q * scale is rounded to 16-bit
- * integers, whose unit depends on the row's largest value. If the unit is large, the rounding residue provides another 16 bits. A
- * dword holds 8 channels of one token; its low and its high nibbles are unpacked to four operand bytes each.
+ * K: score = sum of q * scale * code + sum of q * bias, over channels. When the kernel enters a page, it rounds q * scale to
+ * 16-bit integers, whose unit depends on the row's largest value. If the unit is large, the rounding residue is used as well, for
+ * another 16 bits. A dword holds 8 channels of one token; its low and its high nibbles are unpacked to four operand bytes each.
  *
  * V: a dword holds 8 tokens of one channel. Byte permutes look up four levels at a time, once for codes with a clear sign bit and
  * once for codes with a set sign bit. The two lookups add up to level - 1, so accumulators start at the sum of the weights. A
  * weight is p * norm (softmax weight times token norm), rounded to a 16-bit integer.
  *
- * Bottleneck: latency. With 12 to 16 warps per multiprocessor, instructions are issued in about half of the cycles. The warps
- * stall when they enter a page, in the softmax, and at the end of a split.
- */
+ * The kernel is limited by latency: with 12 to 16 warps per multiprocessor, instructions are issued in only about half of the
+ * cycles. The warps stall when they enter a page, in the softmax, and at the end of a split. */
 /* ---- query operands ---- */
 
 /* Builds the query operands of a page. lines: the page's {scales, biases} in shared memory; their asynchronous copy must be
@@ -238,7 +237,7 @@ FKV_FN void sd_process_tiles(sd_tile &tile, const dc_split_pages &walk, fkv_u32 
     sd_queries queries = {};
     if (FKV_K_BOOK)
         sd_enter_page(lines, shared, at,
-                      queries); /* built only once, because query operands for codebook codes do not depend on the page */
+                      queries); /* codebook query operands are built only once, because they do not depend on the page */
     fkv_u32 n = 0;
     for (fkv_u32 i = at.stream * SD_TURN; i < n_tiles; i = sd_next(i), n++) {
         fkv_u32 next = sd_next(i);

@@ -37,7 +37,7 @@ template <int BITS, int GROUP, bool BOOK> struct dc_side {
     static constexpr int plane_bits = BITS == 3 ? 2 : BITS; /* number of bits per code in the first plane */
     static constexpr int slab_bytes = DC_SLAB * plane_bits / 8;
     static constexpr int groups = BITS == 16 ? 1 : DC_SLAB / group; /* number of scale groups per slab */
-    static constexpr int scale_words = (groups + 1) / 2;            /* number of words per token for scales in the page */
+    static constexpr int scale_words = (groups + 1) / 2;            /* number of words that a token's scales occupy in the page */
     static constexpr int line_floats = BOOK ? 1 : 2; /* number of floats per scale group: scale and bias, or only a scale */
     static constexpr int scale_floats =
         BITS == 16 ? 0 : line_floats * groups;                   /* number of floats per token and slab, in shared memory */
@@ -127,7 +127,7 @@ struct dc_scales {
 
 /* Constants of the query rows that the thread handles, which are the same for all tiles. */
 struct dc_rows {
-    float step[DC_OWN_ROWS][2]; /* factors of dc_score_parts.scores (index 0) and of dc_score_parts.rests (index 1) */
+    float step[DC_OWN_ROWS][2]; /* factors by which dc_score_parts.scores (index 0) and .rests (index 1) are multiplied */
     float query_sum[DC_OWN_ROWS][dc_k::groups]; /* sum of q over each scale group, to be multiplied by the biases of K */
     fkv_u32 position[DC_OWN_ROWS];              /* position of the row's query */
     fkv_u32 first;                              /* first, last: positions of the first and the last query of the work item */

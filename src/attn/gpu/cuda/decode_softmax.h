@@ -1,5 +1,4 @@
-/* Tensor-core decode of rows of codes (decode_mma.h): loads the scales of a tile, and computes the softmax and the weights of the
- * tile.
+/* Part of the decode kernel in decode_mma.h: loads the scales of a tile, and computes the softmax and the weights of the tile.
  *
  * Lane i converts the scales of token i to float and stores them in shared memory, from which all lanes of the warp read them.
  * With at most four query rows, each row is duplicated: columns r and r + 4 of the value product belong to the same row. The two

@@ -1,5 +1,5 @@
-/* Code shared by the tensor-core decode kernels decode_mma.h (rows of codes) and decode_sealed.h (sealed pages): layout of blocks
- * and warps, pages of the split, loading of queries, and storing of partial results.
+/* Code shared by the tensor-core decode kernels decode_mma.h (rows of codes) and decode_sealed.h (sealed pages). It defines the
+ * layout of blocks and warps, iterates over the pages of the split, loads queries, and stores partial results.
  *
  * The warps of a block form DC_STREAMS groups, called streams, which process the tiles of the split in round-robin order. Each
  * stream has its own softmax state. The states are combined in stream order at the end. The channels of a head are divided into

@@ -1,5 +1,4 @@
-/* Tensor-core decode of rows of codes (decode_mma.h): multiplies the values of a tile by their weights and accumulates the
- * products.
+/* Part of the decode kernel in decode_mma.h: multiplies the values of a tile by their weights and accumulates the products.
  *
  * The matrix product is out^T = V^T P^T. Its rows are 16 channels, its inner dimension is 16 tokens, and its columns are the
  * query rows of the work item. Codes are converted exactly to fp16, relative to the middle code (code - 128, code - 8 or code -
@@ -41,8 +40,8 @@ FKV_FN void dc_value_quad(const fkv_u32 *a, const fkv_u32 *b, int quad, fkv_u32 
     } else if constexpr (dc_v::bits == 8) {
         FKV_UNROLL
         for (int i = 0; i < 2; i++) {
-            fkv_u32 x = fkv_permute(a[quad], b[quad], i == 0 ? 0x5140u : 0x7362u); /* bytes of tokens a, b, a and b */
-            to[2 * i] = fkv_fma_f16x2(fkv_permute(x, 0x64646464u, 0x4140u), 0x3c003c00u, 0xe480e480u); /* (1024 + code) - 1152 */
+            fkv_u32 x = fkv_permute(a[quad], b[quad], i == 0 ? 0x5140u : 0x7362u); /* one byte of each token: a, b, a, b */
+            to[2 * i] = fkv_fma_f16x2(fkv_permute(x, 0x64646464u, 0x4140u), 0x3c003c00u, 0xe480e480u); /* = code - 128 */
             to[2 * i + 1] = fkv_fma_f16x2(fkv_permute(x, 0x64646464u, 0x4342u), 0x3c003c00u, 0xe480e480u);
         }
     } else if constexpr (dc_v::bits == 4) {
@@ -50,16 +49,19 @@ FKV_FN void dc_value_quad(const fkv_u32 *a, const fkv_u32 *b, int quad, fkv_u32 
         FKV_UNROLL
         for (int i = 0; i < 2; i++) {
             fkv_u32 y = x >> 8 * i;
-            to[2 * i] =
-                fkv_fma_f16x2(fkv_mask_or(y, 0x000f000fu, 0x64006400u), 0x3c003c00u, 0xe408e408u); /* (1024 + code) - 1032 */
-            to[2 * i + 1] =
-                fkv_fma_f16x2(fkv_mask_or(y, 0x00f000f0u, 0x64006400u), 0x2c002c00u, 0xd480d480u); /* (64 + code) - 72 */
+            to[2 * i] = fkv_fma_f16x2(fkv_mask_or(y, 0x000f000fu, 0x64006400u), 0x3c003c00u,
+                                      0xe408e408u); /* (1024 + code) - 1032 = code - 8 */
+            to[2 * i + 1] = fkv_fma_f16x2(fkv_mask_or(y, 0x00f000f0u, 0x64006400u), 0x2c002c00u,
+                                          0xd480d480u); /* (64 + code) - 72 = code - 8 */
         }
     } else {
         fkv_u32 x = fkv_permute(a[quad / 4], b[quad / 4], quad % 4 < 2 ? 0x5410u : 0x7632u) >> 8 * (quad % 2);
-        to[0] = fkv_fma_f16x2(fkv_mask_or(x, 0x00030003u, 0x64006400u), 0x3c003c00u, 0xe402e402u); /* (1024 + code) - 1026 */
-        to[1] = fkv_fma_f16x2(fkv_mask_or(x, 0x000c000cu, 0x64006400u), 0x34003400u, 0xdc08dc08u); /* (256 + code) - 258 */
-        to[2] = fkv_fma_f16x2(fkv_mask_or(x, 0x00300030u, 0x64006400u), 0x2c002c00u, 0xd420d420u); /* (64 + code) - 66 */
+        to[0] = fkv_fma_f16x2(fkv_mask_or(x, 0x00030003u, 0x64006400u), 0x3c003c00u,
+                              0xe402e402u); /* (1024 + code) - 1026 = code - 2 */
+        to[1] =
+            fkv_fma_f16x2(fkv_mask_or(x, 0x000c000cu, 0x64006400u), 0x34003400u, 0xdc08dc08u); /* (256 + code) - 258 = code - 2 */
+        to[2] =
+            fkv_fma_f16x2(fkv_mask_or(x, 0x00300030u, 0x64006400u), 0x2c002c00u, 0xd420d420u); /* (64 + code) - 66 = code - 2 */
         to[3] = fkv_fma_f16x2(fkv_mask_or(x, 0x00c000c0u, 0x64006400u), 0x24002400u, 0xcc80cc80u); /* (16 + code) - 18 */
     }
 }
