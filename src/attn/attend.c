@@ -14,7 +14,8 @@
  * the RoPE channels are added to the dot products over the latent channels.
  *
  * Results are bit-identical whether one work item processes all splits of a query or each split is a separate work item, because
- * the splits end at the same pages and are combined in the same order. */
+ * the splits end at the same pages and are combined in the same order.
+ */
 #include "visible_values.h"
 
 #include "../codec/channel_order.h"

@@ -6,7 +6,8 @@
  * those of kernels_vnni.h.
  *
  * With 8-bit keys and 4-bit values, decode is limited by the 16 line fill buffers of a core. With 4-bit keys and values, it is
- * limited by arithmetic. */
+ * limited by arithmetic.
+ */
 #ifndef FKV_DECODE_ROWS_AMX_H
 #define FKV_DECODE_ROWS_AMX_H
 

@@ -3,7 +3,8 @@
  * Matrix A holds the two bytes of each weight, for four query rows and one scale group. Matrix B holds 16 code bytes of that
  * group for each of 64 tokens, as quads (dwords with one byte of each of four tokens). A strip (64 bytes of every value row) is
  * rearranged into quads once and is used by all query rows. The buffers for reused data are small, because the pages that stream
- * through L1 leave little room for them. */
+ * through L1 leave little room for them.
+ */
 #ifndef FKV_DECODE_VALUES_AMX_H
 #define FKV_DECODE_VALUES_AMX_H
 

@@ -2,7 +2,8 @@
  * masks. A kernel processes one tile: up to FKV_TILE_TOKENS consecutive tokens of one KV head, and the query rows that attend to
  * it.
  *
- * The result of a row depends only on that row and the visible tokens of the tile, and not on other rows or on masked tokens. */
+ * The result of a row depends only on that row and the visible tokens of the tile, and not on other rows or on masked tokens.
+ */
 #ifndef FKV_KERNELS_H
 #define FKV_KERNELS_H
 

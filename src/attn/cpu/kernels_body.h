@@ -11,7 +11,8 @@
  * Decode keeps a block of tokens in registers and applies it to every row of the tile, so that packed bytes are read once and
  * unpacked values are never stored. Prefill unpacks 16 tokens to floats in L1. For each (row, token) pair, the order of
  * operations does not depend on the number of rows or tokens, so results are bit-identical for any tiling. Decode of 16-bit rows
- * is limited by memory bandwidth, decode of other rows by unpacking, and prefill by FMA throughput. */
+ * is limited by memory bandwidth, decode of other rows by unpacking, and prefill by FMA throughput.
+ */
 #include "../../base/float16.h"
 #include "../../codec/affine.h"
 #include "../../codec/turbo.h"

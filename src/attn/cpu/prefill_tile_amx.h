@@ -8,7 +8,8 @@
  *
  * The vector units are the bottleneck. For each row and tile, they quantize D query values (sealed keys only), compute 64
  * exponentials, quantize 64 weights, and convert 64 scores and D values to float. The matrix unit powers down after about 350 ns
- * without a multiplication. To keep it powered up, the softmax code issues multiplications whose results are discarded. */
+ * without a multiplication. To keep it powered up, the softmax code issues multiplications whose results are discarded.
+ */
 #ifndef FKV_PREFILL_TILE_AMX_H
 #define FKV_PREFILL_TILE_AMX_H
 

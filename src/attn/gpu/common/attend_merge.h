@@ -7,7 +7,8 @@
  * the query's maximum score and total weight independently, because this redundant work is cheaper than a barrier.
  *
  * Memory latency is the bottleneck. The kernel therefore uses many threads, each of which adds only a few splits, and loads the
- * partial results of the first splits before their weights are known. */
+ * partial results of the first splits before their weights are known.
+ */
 #if FKV_D < 128
 #define FKV_MERGE_THREADS 256
 #elif FKV_D < 256

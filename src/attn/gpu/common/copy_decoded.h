@@ -1,6 +1,7 @@
 /* Completes `out` in steps that contain both prefill tiles and decode items. The decode kernels have already computed the output
  * rows of the decode items. One additional thread block per KV head copies these rows into the output of prefill. In the grid,
- * these blocks follow the blocks of the prefill tiles. */
+ * these blocks follow the blocks of the prefill tiles.
+ */
 FKV_FN bool fkv_copies_decoded(fkv_place place, FKV_DEVICE const fkv_u32 *table) { return place.x >= table[FKV_STEP_N_TILES]; }
 
 FKV_FN void fkv_copy_decoded_rows(fkv_place place, FKV_DEVICE const fkv_u32 *table, FKV_DEVICE const void *decoded,

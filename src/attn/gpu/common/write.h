@@ -1,7 +1,8 @@
 /* Writes new K and V rows into their pages. One warp converts a row to float, rotates it and encodes it directly into its slot
  * (write_rows.h); no full-precision copy is stored. Grid: (T, G, 2), where z selects K or V; each block has 32 threads.
  *
- * A second kernel in this file copies pages for copy-on-write. It uses one block of 128 threads per (page to copy, KV head). */
+ * A second kernel in this file copies pages for copy-on-write. It uses one block of 128 threads per (page to copy, KV head).
+ */
 /* Writes the rows k: [T, G, D] and v: [T, G, D]. In a latent layer, k is [T, D + R], and v is the same array: its RoPE channels
  * are stored as 16-bit values on the V side of the block. The kernel writes to the pool through a const pointer, because the
  * framework passes the pool as an input. The only purpose of the output `done` is to make the framework run later kernels after

@@ -12,7 +12,8 @@
  *
  * Codes are loaded AP_STAGES chunks ahead, in pieces of 16 bytes per lane. All lanes of a matrix instruction must hold codes of
  * the same scale group, so lanes exchange words if four pieces contain several groups. The kernel is limited by memory
- * bandwidth. */
+ * bandwidth.
+ */
 enum {
     AP_CHUNK = FKV_CHUNK,                                           /* columns per chunk */
     AP_WORDS = FKV_BITS * AP_CHUNK / 128,                           /* words of codes per lane, matrix row and chunk */

@@ -6,7 +6,8 @@
  * are therefore looked up in two tables of eight entries each. Let value(c) be the signed byte for code c. Entry c of the first
  * table is value(c) - value(c + 8) - 1, which is negative, so the first lookup gives -1 for codes above 7. Entry c of the second
  * table is value(c + 8) + 1, and the second lookup ignores bit 3 of the code. The sum of both lookups is the value of the
- * code. */
+ * code.
+ */
 /* Packs four table entries into a word. */
 FKV_FN fkv_u32 dc_table_word(int a, int b, int c, int d) {
     return ((fkv_u32)a & 255u) | ((fkv_u32)b & 255u) << 8 | ((fkv_u32)c & 255u) << 16 | (fkv_u32)d << 24;

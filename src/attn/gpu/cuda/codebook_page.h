@@ -6,7 +6,8 @@
  * multiplied by the scale of the token's K row.
  *
  * The kernel is limited by the integer ALU pipe (shifts, logic, permutes), which accepts one warp instruction every two cycles.
- * Right shifts are therefore executed on the multiply pipe (fkv_shifted_right(), fkv_upper_half()). */
+ * Right shifts are therefore executed on the multiply pipe (fkv_shifted_right(), fkv_upper_half()).
+ */
 constexpr int SD_K_TERMS = FKV_K_BITS == 4 ? 2 : 1; /* sealed_page.h explains these constants */
 constexpr int SD_V_TERMS = FKV_V_BITS == 4 ? 2 : 1;
 constexpr bool SD_LESS_ONE = false;

@@ -3,7 +3,8 @@
  *
  * Key codes are converted to signed levels (codebook_levels.h). Value codes of 3 or 4 bits are first converted to unsigned bytes
  * (largest level - level), from which the levels are computed in fp16. The levels of 2-bit value codes are multiples of 11 and
- * are divided by 11. The quotients, +-3 and +-10, are exact in fp16, and the lower byte of their fp16 representation is 0. */
+ * are divided by 11. The quotients, +-3 and +-10, are exact in fp16, and the lower byte of their fp16 representation is 0.
+ */
 /* Converts the codebook codes of one token to B operand words for the matrix product with index `step`; see dc_key_operand(). */
 FKV_FN void dc_book_operand(const fkv_u32 *unit, int step, fkv_u32 (&to)[dc_k::terms][2]) {
     if constexpr (dc_k::bits == 4) {

@@ -13,7 +13,8 @@
  *
  * The middle code is subtracted from each code. The resulting integers are exact in float16 and bfloat16. Queries and weights are
  * split into two 16-bit terms. Weights are multiplied by the scales of the values before they are split. The results of a row do
- * not depend on the other rows, because the rows of a matrix product are independent. */
+ * not depend on the other rows, because the rows of a matrix product are independent.
+ */
 constexpr int LT_ROWS = FKV_ITEM_ROWS;
 constexpr int LT_TILE = 32; /* one token per lane */
 constexpr int LT_SLAB = 64;

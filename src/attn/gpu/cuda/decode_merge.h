@@ -5,7 +5,8 @@
  * A warp merges one row. Lane l holds the channels 128 k + 4 l to 128 k + 4 l + 3. The partial results are added in the same
  * order and with the same rounding as in attend_merge.h, so the results are bit-identical.
  *
- * The merge is limited by latency. Therefore, the first partial results are loaded together with the statistics of the splits. */
+ * The merge is limited by latency. Therefore, the first partial results are loaded together with the statistics of the splits.
+ */
 constexpr int FKV_LANE_QUADS = (FKV_D + 127) / 128;
 constexpr fkv_u32 FKV_MERGE_BATCH = FKV_LANE_QUADS == 1   ? 8
                                     : FKV_LANE_QUADS == 2 ? 4

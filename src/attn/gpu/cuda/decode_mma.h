@@ -12,7 +12,8 @@
  *
  * For 128 channels with 8-bit keys and 4-bit values or wider codes, the kernel is limited by memory bandwidth. For narrower
  * codes, it is limited by the computation of softmax and scales. For 16 rows of 256 channels, it is limited by latency, because
- * the accumulators leave registers for only 8 warps per multiprocessor. */
+ * the accumulators leave registers for only 8 warps per multiprocessor.
+ */
 /* ---- tiles of the split ---- */
 
 FKV_FN fkv_u32 dc_tile_logical(const dc_split_pages &walk, fkv_u32 tile) {

@@ -4,7 +4,8 @@
  * its row and rounded to an integer that is split into three signed bytes: 65536 * high + 256 * low + rest. The high, low and
  * rest bytes of a row are stored in separate rows of A. For 16-bit keys, a query value is split into two 16-bit values instead. A
  * dot product does not depend on the order of the channels, so dc_channel_place() defines an order in which the loaded words of K
- * can be used as operands without rearrangement. */
+ * can be used as operands without rearrangement.
+ */
 /* Location of channel d of a slab (the channels of one warp) in the query operands: the matrix product (step), the thread within
  * the operand row, the word within the thread's pair of words, and the element within the word. The mapping matches
  * dc_load_keys() and dc_key_operand(). */

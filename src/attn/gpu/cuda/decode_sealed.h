@@ -11,7 +11,8 @@
  * weight is p * norm (softmax weight times token norm), rounded to a 16-bit integer.
  *
  * The kernel is limited by latency: with 12 to 16 warps per multiprocessor, instructions are issued in only about half of the
- * cycles. The warps stall when they enter a page, in the softmax, and at the end of a split. */
+ * cycles. The warps stall when they enter a page, in the softmax, and at the end of a split.
+ */
 /* ---- query operands ---- */
 
 /* Builds the query operands of a page. lines: the page's {scales, biases} in shared memory; their asynchronous copy must be

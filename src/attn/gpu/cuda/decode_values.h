@@ -62,12 +62,13 @@ FKV_FN void dc_value_quad(const fkv_u32 *a, const fkv_u32 *b, int quad, fkv_u32 
             fkv_fma_f16x2(fkv_mask_or(x, 0x000c000cu, 0x64006400u), 0x34003400u, 0xdc08dc08u); /* (256 + code) - 258 = code - 2 */
         to[2] =
             fkv_fma_f16x2(fkv_mask_or(x, 0x00300030u, 0x64006400u), 0x2c002c00u, 0xd420d420u); /* (64 + code) - 66 = code - 2 */
-        to[3] = fkv_fma_f16x2(fkv_mask_or(x, 0x00c000c0u, 0x64006400u), 0x24002400u, 0xcc80cc80u); /* (16 + code) - 18 */
+        to[3] =
+            fkv_fma_f16x2(fkv_mask_or(x, 0x00c000c0u, 0x64006400u), 0x24002400u, 0xcc80cc80u); /* (16 + code) - 18 = code - 2 */
     }
 }
 
-/* Weights of a tile as B operands, for each of the thread's rows and scale groups. Word b holds the weights of the thread's
- * tokens b (lower 16 bits) and DC_RUN + b (upper 16 bits). */
+/* Weights of a tile, stored as B operands for each of the thread's rows and scale groups. Word b holds the weights of the
+ * thread's tokens b (lower 16 bits) and DC_RUN + b (upper 16 bits). */
 typedef fkv_u32 dc_weights[DC_OWN_ROWS][dc_v::own_groups][DC_RUN];
 
 FKV_FN void dc_add_values(const dc_values &v, fkv_u32, const dc_weights &weights, float (&sums)[dc_v::tiles][DC_OWN_ROWS][4]) {

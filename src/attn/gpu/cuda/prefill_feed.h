@@ -1,8 +1,8 @@
-/* Warpgroup prefill: code of the warpgroups that unpack tiles. For sealed pages, the first two warpgroups of the thread block
- * unpack tiles; otherwise, only the first warpgroup does. Packed tiles arrive by bulk copy, PF_PACKED tiles ahead, and are
- * unpacked one after another into stages (buffers in shared memory) by prefill_unpack.h or prefill_sealed.h. A sealed page that
- * several blocks need is unpacked only once (prefill_share.h). One fence per tile makes the keys of this tile and the values of
- * the previous tile visible to the matrix products. */
+/* Part of the prefill kernel in prefill_wgmma.h: code of the warpgroups that unpack tiles. For sealed pages, the first two
+ * warpgroups of the thread block unpack tiles. Otherwise, only the first warpgroup unpacks tiles. Packed tiles are loaded with
+ * bulk copies, PF_PACKED tiles ahead. prefill_unpack.h or prefill_sealed.h unpacks them one after another into stages (buffers in
+ * shared memory). A sealed page that several blocks need is unpacked only once (prefill_share.h). One fence per tile makes the
+ * keys of this tile and the values of the previous tile visible to the matrix products. */
 /* Makes this warp's stores visible to the matrix products of threads that wait for the mbarrier, and then arrives at the
  * mbarrier. */
 FKV_FN void pf_publish(fkv_shared s, fkv_u32 mbarrier) {
@@ -46,7 +46,7 @@ FKV_FN void pf_feed_keys(fkv_shared s, const pf_item &x) {
         if (i == 1 && x.shared_end > 1) {
             pf_unpack_shared_pages(s, x, own);
             fkv_sync_warp();
-            /* waits until the phases of the last shared tiles have ended, because an mbarrier distinguishes only two phases */
+            /* wait until the last shared tiles have been processed, because an mbarrier distinguishes only two phases */
             fkv_sync_team(3, 256);
         }
         fkv_u32 tile = pf_own_tile(x, i), phase = tile / PF_STAGES % 2;
@@ -62,7 +62,7 @@ FKV_FN void pf_feed_keys(fkv_shared s, const pf_item &x) {
     }
     int stage = (int)(x.n_tiles % PF_STAGES);
     fkv_mbarrier_wait(s, pf_mbarrier(PF_K_EMPTY, stage), x.n_tiles / PF_STAGES % 2 ^ 1);
-    pf_publish(s, pf_mbarrier(PF_FULL, stage)); /* publishes the values of the last tile, which no keys follow */
+    pf_publish(s, pf_mbarrier(PF_FULL, stage)); /* publishes the values of the last tile */
 }
 
 /* Code of the second warpgroup, which unpacks values. The values of a tile are published together with the keys of the next tile,
@@ -72,7 +72,7 @@ FKV_FN void pf_feed_values(fkv_shared s, const pf_item &x) {
     int packed = 0;
     fkv_u32 packed_phase = 0;
     fkv_u32 page = pf_tile_page(x, PF_PACKED); /* page of the tile that will be copied to the current tile's buffer */
-    pf_publish(s, pf_mbarrier(PF_FULL, 0));    /* publishes the keys of the first tile, which no values precede */
+    pf_publish(s, pf_mbarrier(PF_FULL, 0));    /* publishes the keys of the first tile */
     for (fkv_u32 i = 0; i < pf_n_own(x); i++) {
         if (i == 1 && x.shared_end > 1) {
             if (s.index == 128) pf_load_shared_keys(s, x);
@@ -97,7 +97,7 @@ FKV_FN void pf_feed_values(fkv_shared s, const pf_item &x) {
             fkv_mbarrier_wait(s, pf_mbarrier(PF_PACKED_EMPTY, packed), packed_phase);
             pf_load_packed_tile(s, x, pf_first_key(x, pf_own_tile(x, i + PF_PACKED)), page, packed);
         }
-        fkv_sync_warp(); /* reconverges the lanes of the first warp */
+        fkv_sync_warp(); /* reconverge the lanes of the first warp */
         page = next_page;
         if (++packed == PF_PACKED) packed = 0, packed_phase ^= 1;
     }
@@ -122,7 +122,7 @@ FKV_FN void pf_unpack(fkv_shared s, const pf_item &x) {
         fkv_mbarrier_wait(s, pf_mbarrier(PF_K_EMPTY, stage), phase ^ 1);
         pf_put_keys(s, x, tile, stage, packed, k);
         pf_publish(s, pf_mbarrier(PF_FULL, stage));
-        /* issued early, because the next fence waits for this load */
+        /* this load is issued early, because the next fence waits for it */
         fkv_u32 next_page = pf_tile_page(x, tile + 1 + PF_PACKED);
 
         pf_taken_values v;
@@ -136,7 +136,7 @@ FKV_FN void pf_unpack(fkv_shared s, const pf_item &x) {
             fkv_mbarrier_wait(s, pf_mbarrier(PF_PACKED_EMPTY, packed), packed_phase);
             pf_load_packed_tile(s, x, pf_first_key(x, tile + PF_PACKED), page, packed);
         }
-        fkv_sync_warp(); /* reconverges the lanes of the first warp */
+        fkv_sync_warp(); /* reconverge the lanes of the first warp */
         page = next_page;
         if (++stage == PF_STAGES) stage = 0, phase ^= 1;
         if (++packed == PF_PACKED) packed = 0, packed_phase ^= 1;

@@ -1,78 +1,83 @@
-/* Warpgroup prefill of latent pages with 8-bit codes, on sm_90a and emulated on the host. Grid: (tile of the step table, 1, slice
- * of LP_ROWS rows of queries x heads). The keys are processed in tiles of LP_KEYS tokens. Scores never leave the thread block.
+/* Warpgroup prefill kernel for latent pages with 8-bit codes. Runs on sm_90a and is emulated on the host. Grid: (tile of the step
+ * table, 1, slice of LP_ROWS rows of queries x heads). The keys are processed in tiles of LP_KEYS tokens. Scores never leave the
+ * thread block.
  *
  * Warpgroup 0 copies packed tiles to shared memory with cp.async. Warpgroup 1 computes scores and softmax weights. Warpgroups 2
- * and 3 decode the codes to fp16 values in registers and multiply them by the weights, each for half of the channels. The weights
- * of a tile are multiplied while the scores of the next tile are computed.
+ * and 3 decode the codes to fp16 values in registers and multiply them by the weights, each for half of the channels. While
+ * warpgroups 2 and 3 multiply the weights of a tile, warpgroup 1 computes the scores of the next tile.
  *
- * Scores are integer products: each query value is an integer of LP_DIGITS bytes, and the codes of a page are used as they are. A
- * score is the sum over scale groups of s * (q . codes) + b * sum(q), where s and b are the scale and bias of the group. The RoPE
- * channels and the sums of a query are split into two and three 16-bit floating-point values. Weights and values are rounded to
- * fp16.
+ * Scores are computed from integer products. Each query value is rounded to an integer of LP_DIGITS bytes, and the codes of a
+ * page are used as stored. A score is the sum over scale groups of s * (q . codes) + b * sum(q), where s and b are the scale and
+ * bias of the group. Each RoPE channel of a query is split into two 16-bit floating-point values, and each sum into three.
+ * Weights and values are rounded to fp16.
  *
  * The result of a row does not depend on batching: tiles start at multiples of LP_KEYS, masked tiles add only zeros, and a row's
- * sums are rescaled only when its own maximum grows. Bottleneck: the scores of warpgroup 1.
+ * sums are rescaled only when its own maximum grows. The bottleneck is the score computation in warpgroup 1.
  */
 constexpr int LP_ROWS = FKV_PREFILL_ROWS;
 constexpr int LP_THREADS = FKV_PREFILL_THREADS;
 constexpr int LP_KEYS = 64;
 constexpr int LP_GROUP = 64; /* channels per scale group */
 constexpr int LP_GROUPS = FKV_D / LP_GROUP;
-constexpr int LP_COLS = FKV_D / 2; /* channels of warpgroup 2 or 3 */
-/* Rotated queries have no channels that are much larger than the others, so 16 bits are sufficient. */
+constexpr int LP_COLS = FKV_D / 2; /* channels per warpgroup (2 or 3) */
+/* Number of bytes per query integer. Rotated queries have no channels that are much larger than the others, so 16 bits are
+ * sufficient. */
 constexpr int LP_DIGITS = FKV_ROTATE_K ? 2 : 3;
-/* Largest query integer. The dot product of 64 such integers and codes fits into 32 bits. */
+/* Largest query integer. A dot product of 64 such integers with 64 codes fits into 32 bits. */
 constexpr float LP_LARGEST = LP_DIGITS == 2 ? 32767.0f : 131071.0f;
 static_assert(LP_ROWS == 64 && LP_THREADS == 512 && FKV_G == 1, "rows and threads must match kernel_source.c");
 static_assert(FKV_D == 512 && FKV_ROPE == 64 && FKV_K_BITS == 8 && FKV_K_GROUP == LP_GROUP && FKV_V_BITS == 16,
               "see fkv_prefill_has_warpgroups()");
 
-/* Numbers of registers per thread. The sum over the four warpgroups is the initial allocation, 512. */
+/* Numbers of registers per thread, by type of warpgroup. Their sum over the four warpgroups equals the initial allocation of
+ * 512. */
 enum { LP_REGS_FEED = 24, LP_REGS_SCORE = 136, LP_REGS_MULTIPLY = 176 };
 
 /* ---- shared memory layout, in bytes from the base ---- */
 
 /* Tiles have rows of 128 bytes, whose 16-byte units are swizzled (see warpgroup_cuda.h). A matrix of bytes is divided into blocks
  * of 128 channels, and a matrix of 16-bit values into blocks of 64 channels. */
-constexpr int LP_BLOCK_BYTES = 64 * 128; /* a block with 64 rows */
+constexpr int LP_BLOCK_BYTES = 64 * 128; /* size of a block of 64 rows */
 constexpr int LP_Q_BYTES = FKV_D / 128 * LP_BLOCK_BYTES;
 constexpr int LP_CODES_BYTES = FKV_D / 128 * LP_BLOCK_BYTES;
 constexpr int LP_SCALES_BYTES = LP_GROUPS * LP_KEYS * 4;
 constexpr int LP_LINES_BYTES = LP_GROUPS * LP_KEYS * 4;
 constexpr int LP_AT_Q = 0; /* [digits] bytes of the queries; the first matrix holds the highest bytes, which are signed */
-constexpr int LP_AT_Q_ROPE = LP_AT_Q + LP_DIGITS * LP_Q_BYTES; /* RoPE channels of the queries, two terms */
+constexpr int LP_AT_Q_ROPE = LP_AT_Q + LP_DIGITS * LP_Q_BYTES; /* RoPE channels of the queries, split into two terms */
 constexpr int LP_AT_CODES = LP_AT_Q_ROPE + 2 * LP_BLOCK_BYTES; /* [2 stages] */
 constexpr int LP_AT_ROPE = LP_AT_CODES + 2 * LP_CODES_BYTES;   /* [2 stages] RoPE channels of the keys */
 constexpr int LP_AT_P = LP_AT_ROPE + 2 * LP_BLOCK_BYTES;       /* softmax weights: 64 rows of 64 fp16 values */
-/* One block: row i contains the biases of token i in two stages (32 bytes each, see lp_put_tile()) and the sums of query row i.
+/* Biases and query sums. Row i of this block contains the biases of token i for two stages (32 bytes each, see lp_put_tile()) and
+ * the sums of query row i.
  */
 constexpr int LP_AT_BIASES = LP_AT_P + LP_BLOCK_BYTES;
 constexpr int LP_AT_SCALES = LP_AT_BIASES + LP_BLOCK_BYTES;     /* [2 stages, groups, tokens] in float; see lp_scale_at() */
 constexpr int LP_AT_LINES = LP_AT_SCALES + 2 * LP_SCALES_BYTES; /* [2 stages] scales and biases in 16 bits; see lp_line_at() */
 constexpr int LP_AT_FACTORS = LP_AT_LINES + 2 * LP_LINES_BYTES; /* [rows] factors that convert scores to base-2 exponents */
-constexpr int LP_AT_RATIOS = LP_AT_FACTORS + LP_ROWS * 4;   /* [rows] factors for the dot products over RoPE channels and sums */
-constexpr int LP_AT_SHRINKS = LP_AT_RATIOS + LP_ROWS * 4;   /* [rows] factors for the sums of the previous tiles */
-constexpr int LP_AT_INVERSES = LP_AT_SHRINKS + LP_ROWS * 4; /* [rows] factors of the outputs */
+constexpr int LP_AT_RATIOS = LP_AT_FACTORS + LP_ROWS * 4;       /* [rows] factors for the products of RoPE channels and of sums */
+constexpr int LP_AT_SHRINKS = LP_AT_RATIOS + LP_ROWS * 4;       /* [rows] factors by which earlier output sums are rescaled */
+constexpr int LP_AT_INVERSES = LP_AT_SHRINKS + LP_ROWS * 4;     /* [rows] factors by which outputs are multiplied */
 constexpr int LP_AT_NONFINITE = LP_AT_INVERSES + LP_ROWS * 4; /* [rows] one byte: 1 if a non-finite value is visible to the row */
 constexpr int LP_AT_MBARRIERS = LP_AT_NONFINITE + LP_ROWS;
 constexpr int LP_SHARED_BYTES = LP_AT_MBARRIERS + 16 * 8;
-constexpr int LP_OUT_STRIDE = FKV_D + 4; /* floats between output rows, which overwrite the queries and the codes */
+constexpr int LP_OUT_STRIDE = FKV_D + 4; /* stride of the output rows, in floats; they overwrite the queries and the codes */
 static_assert(1024 + LP_SHARED_BYTES <= 227 * 1024, "the block needs too much shared memory");
 static_assert(LP_ROWS * LP_OUT_STRIDE * 4 <= LP_AT_FACTORS, "the output rows must not overwrite their factors");
 static_assert(LP_THREADS / 32 * FKV_D * 4 <= 2 * LP_CODES_BYTES, "not enough space for the queries that are being converted");
 
-/* Kinds of mbarriers. LP_FULL: a packed tile has arrived. LP_EMPTY: its buffer may be overwritten. The other kinds are the same
- * for softmax weights. */
+/* Kinds of mbarriers. LP_FULL: a packed tile has arrived. LP_EMPTY: its buffer may be overwritten. The other two kinds have the
+ * same meaning for softmax weights. */
 enum { LP_FULL, LP_EMPTY, LP_P_FULL, LP_P_EMPTY };
 FKV_FN fkv_u32 lp_mbarrier(int kind, fkv_u32 stage) { return (fkv_u32)LP_AT_MBARRIERS + ((fkv_u32)kind * 2 + stage) * 8; }
 
-/* Arrives at an mbarrier after all lanes of the warp. */
+/* Arrives at an mbarrier once all lanes of the warp have reached this point. */
 FKV_FN void lp_arrive(fkv_shared s, fkv_u32 mbarrier) {
     fkv_sync_warp();
     if (s.index % 32 == 0) fkv_mbarrier_arrive(s, mbarrier);
 }
 
-/* Arrives at an mbarrier and makes the warp's stores visible to the matrix products of threads that wait for it. */
+/* Makes the warp's stores visible to the matrix products of threads that wait for the mbarrier, and then arrives at the
+ * mbarrier. */
 FKV_FN void lp_publish(fkv_shared s, fkv_u32 mbarrier) {
     fkv_publish();
     lp_arrive(s, mbarrier);
@@ -89,13 +94,13 @@ struct lp_item {
     const fkv_u8 *pool;
     const fkv_u32 *pages;
     fkv_u32 n_fixed, n_ring;
-    fkv_u32 first_token; /* index of the query tile's first token among the step's tokens */
-    fkv_u32 position;    /* position of the query tile's first query */
-    fkv_u32 first_row;   /* index of the block's first row among the rows (queries x heads) of the query tile */
-    fkv_u32 n_rows;      /* number of rows of this block */
-    fkv_u32 last;        /* position of the last row */
-    fkv_u32 n_front, first_back,
-        n_tiles; /* the block reads n_tiles tiles of keys: n_front tiles with sink tokens, then tiles from first_back on */
+    fkv_u32 first_token;                  /* index of the query tile's first token among the step's tokens */
+    fkv_u32 position;                     /* position of the query tile's first query */
+    fkv_u32 first_row;                    /* index of the block's first row among the rows (queries x heads) of the query tile */
+    fkv_u32 n_rows;                       /* number of rows of this block */
+    fkv_u32 last;                         /* position of the last row */
+    fkv_u32 n_front, first_back, n_tiles; /* the block reads n_tiles tiles of keys: n_front tiles with sink tokens, then the tiles
+                                             that start at first_back */
 };
 
 FKV_FN fkv_u32 lp_position(const lp_item &x, fkv_u32 row) {
@@ -145,10 +150,10 @@ FKV_FN bool lp_is_masked(const lp_item &x, fkv_u32 key) {
 
 /* ---- queries ---- */
 
-constexpr int LP_WARP_ROWS = LP_ROWS / (LP_THREADS / 32); /* rows that each warp converts */
+constexpr int LP_WARP_ROWS = LP_ROWS / (LP_THREADS / 32); /* number of rows that each warp converts */
 
-/* Converts a query row in shared memory to integers and stores their bytes. sums: receives the sums of the integers over scale
- * groups 2 * i + lane / 16. Returns the largest magnitude of a sum. Called by one warp. */
+/* Converts a query row in shared memory to integers and stores their bytes. sums[i] receives the sum of the integers in scale
+ * group 2 * i + lane / 16. Returns the largest magnitude of these sums. Called by one warp. */
 FKV_FN float lp_put_query(fkv_shared s, fkv_u32 r, const float *row, float inverse, float *sums) {
     fkv_u32 lane = s.index % 32, top = 0;
     FKV_UNROLL for (int i = 0; i < FKV_D / 128; i++) {
@@ -156,7 +161,8 @@ FKV_FN float lp_put_query(fkv_shared s, fkv_u32 r, const float *row, float inver
         float sum = 0;
         FKV_UNROLL for (int n = 0; n < 4; n++) {
             float y = fkv_rint(row[i * 128 + (int)lane * 4 + n] * inverse);
-            y = fkv_max(-LP_LARGEST, -fkv_max(-LP_LARGEST, -y)); /* also replaces NaN; the factor of the row is then NaN */
+            y = fkv_max(-LP_LARGEST,
+                        -fkv_max(-LP_LARGEST, -y)); /* also replaces NaN, in which case the factor of the row is NaN */
             fkv_u32 bits = (fkv_u32)(int)y;
             FKV_UNROLL for (int k = 0; k < LP_DIGITS; k++) digits[k] |= (bits >> 8 * (LP_DIGITS - 1 - k) & 255u) << 8 * n;
             sum += y;
@@ -170,7 +176,7 @@ FKV_FN float lp_put_query(fkv_shared s, fkv_u32 r, const float *row, float inver
     return fkv_float_of(fkv_warp_max_bits(top));
 }
 
-/* Returns x as the sum of three values of the page's type. */
+/* Splits x into three terms of the page's floating-point type. */
 FKV_FN void lp_split(float x, fkv_u32 *terms) {
     FKV_UNROLL for (int k = 0; k < 3; k++) {
         terms[k] = (FKV_PAGE_BF16 ? fkv_pack_bf16(x, 0.0f) : fkv_pack_f16(x, 0.0f)) & 0xffffu;
@@ -178,7 +184,7 @@ FKV_FN void lp_split(float x, fkv_u32 *terms) {
     }
 }
 
-/* Stores the sums of a query: three terms for each of the eight groups, and zeros. */
+/* Stores the sums of a query. Each of the eight groups has three terms, followed by a zero. */
 FKV_FN void lp_put_sums(fkv_shared s, fkv_u32 r, const float *sums, float inverse_ratio) {
     FKV_UNROLL for (fkv_u32 i = 0; i < FKV_D / 128; i++) {
         fkv_u32 terms[4] = {}, g = i * 2 + s.index % 32 / 16;
@@ -188,7 +194,8 @@ FKV_FN void lp_put_sums(fkv_shared s, fkv_u32 r, const float *sums, float invers
     }
 }
 
-/* Stores the RoPE channels of a query, a and b in this lane, as the sum of two values of the page's type. */
+/* Stores the RoPE channels of a query, each split into two terms of the page's floating-point type. a and b are the two channels
+ * of this lane. */
 FKV_FN void lp_put_rope(fkv_shared s, fkv_u32 r, float a, float b) {
     fkv_u32 high, rest;
     if (FKV_PAGE_BF16) {
@@ -203,14 +210,15 @@ FKV_FN void lp_put_rope(fkv_shared s, fkv_u32 r, float a, float b) {
     fkv_put4(s, at + LP_BLOCK_BYTES, rest);
 }
 
-/* Stores the queries in shared memory. Latent channels are divided by a unit, so that the largest one becomes LP_LARGEST. RoPE
- * channels and sums are divided by a power of two, so that the largest one is below 2. Unused rows are 0. Called by all warps. */
+/* Stores the queries in shared memory. The latent channels of each row are divided by a unit, so that the largest value becomes
+ * LP_LARGEST. The RoPE channels and the sums are divided by a power of two, so that the largest value is below 2. Unused rows are
+ * 0. Called by all warps. */
 FKV_FN void lp_load_queries(fkv_shared s, const lp_item &x, const void *q) {
     fkv_u32 warp = s.index / 32, lane = s.index % 32;
     float *row = lp_floats(s, LP_AT_CODES) + warp * FKV_D;
     const float scale = fkv_float_of(FKV_SCALE_BITS), sign = scale < 0 ? -1.0f : 1.0f;
     float y[LP_WARP_ROWS][FKV_D / 32], rope[LP_WARP_ROWS][2];
-    FKV_UNROLL for (int n = 0; n < LP_WARP_ROWS; n++) { /* loads all rows of the warp before it converts the first one */
+    FKV_UNROLL for (int n = 0; n < LP_WARP_ROWS; n++) { /* load all rows of the warp before the first one is converted */
         fkv_u32 r = warp + (fkv_u32)n * (LP_THREADS / 32);
         bool used = r < x.n_rows;
         fkv_u64 from = lp_row_at(x, used ? r : 0) * (FKV_D + FKV_ROPE);
@@ -253,8 +261,8 @@ FKV_FN void lp_load_queries(fkv_shared s, const lp_item &x, const void *q) {
 
 constexpr int LP_PAGES = FKV_PAGE_TOKENS < LP_KEYS ? LP_KEYS / FKV_PAGE_TOKENS : 1; /* pages per tile */
 
-/* Returns the pool page of the lane's page of a tile. Pages past the last query are replaced with the last page. Tiles past the
- * last one are replaced with the last tile. */
+/* Returns the pool page of one page of a tile; each lane handles a different page. Pages past the last query are replaced with
+ * the last page, and tiles past the last tile with the last tile. */
 FKV_FN fkv_u32 lp_page(fkv_shared s, const lp_item &x, fkv_u32 tile) {
     fkv_u32 logical = lp_first_key(x, tile < x.n_tiles ? tile : x.n_tiles - 1) / FKV_PAGE_TOKENS + s.index % LP_PAGES;
     fkv_u32 last = x.last / FKV_PAGE_TOKENS;
@@ -301,19 +309,19 @@ FKV_FN lp_line lp_copy(fkv_shared s, const lp_item &x, fkv_u32 tile, fkv_u32 pag
     return line;
 }
 
-/* Returns the index of a token's scale. Those that a thread needs for 16 keys are adjacent. */
+/* Returns the index of a token's scale. The scales that a thread needs for 16 keys are adjacent. */
 FKV_FN fkv_u32 lp_scale_at(fkv_u32 stage, fkv_u32 g, fkv_u32 key) {
     return (stage * LP_GROUPS + g) * LP_KEYS + key / 16 * 16 + key % 8 / 2 * 4 + key / 8 % 2 * 2 + key % 2;
 }
 
-/* Returns the position of a token's scale in 16 bits. Its bias is stored 8 bytes later. A thread loads the scales and biases of
- * four of 16 keys at a time. */
+/* Returns the position of a token's 16-bit scale. The token's bias is stored 8 bytes later. Of every 16 keys, a thread loads the
+ * scales and biases of four keys at once. */
 FKV_FN fkv_u32 lp_line_at(fkv_u32 stage, fkv_u32 g, fkv_u32 key) {
     fkv_u32 unit = ((stage * LP_GROUPS + g) * (LP_KEYS / 16) + key / 16) * 4 + key % 8 / 2;
     return LP_AT_LINES + unit * 16 + key / 8 % 2 * 4 + key % 2 * 2;
 }
 
-/* Converts the codes of a channel for two adjacent tokens to decoded fp16 values. x contains 1024 + code in fp16. */
+/* Decodes the codes of one channel for two adjacent tokens to fp16 values. x holds 1024 + code for each token, in fp16. */
 FKV_FN fkv_u32 lp_decode(fkv_u32 x, fkv_u32 scales, fkv_u32 biases) {
     fkv_u32 codes = fkv_fma_f16x2(x, 0x3c003c00u, 0xe400e400u);
     if (FKV_PAGE_BF16)
@@ -323,13 +331,13 @@ FKV_FN fkv_u32 lp_decode(fkv_u32 x, fkv_u32 scales, fkv_u32 biases) {
     return fkv_fma_f16x2(codes, scales, biases);
 }
 
-/* Marks the rows to which `token` is visible, because it has a non-finite value. */
+/* Marks the rows to which `token` is visible. Called if the token has a non-finite value. */
 FKV_FN void lp_mark_rows(fkv_shared s, const lp_item &x, fkv_u32 token) {
     for (fkv_u32 row = 0; row < x.n_rows; row++)
         if (fkv_is_visible(lp_position(x, row), token)) fkv_mark(s.base + LP_AT_NONFINITE + row);
 }
 
-/* Returns true if a decoded value of a token and a scale group is not finite. line: scale and bias. */
+/* Returns true if any decoded value of a token in one scale group is not finite. line: scale and bias of the group. */
 FKV_FN bool lp_has_nonfinite(fkv_shared s, fkv_u32 stage, fkv_u32 g, fkv_u32 key, const fkv_u32 *line) {
     float scale = fkv_page_value(line[0]), bias = fkv_page_value(line[1]);
     float bound = fkv_max(scale, -scale) * 255.0f + fkv_max(bias, -bias);
@@ -348,11 +356,12 @@ FKV_FN bool lp_has_nonfinite(fkv_shared s, fkv_u32 stage, fkv_u32 g, fkv_u32 key
     return any;
 }
 
-/* Replaces non-finite values of a masked tile with 0, because a weight of 0 would not cancel them: sets the scale and bias of the
- * group to 0. Marks the rows to which these values are visible. Each thread checks one token and half of the groups. */
+/* Replaces the non-finite values of a masked tile with 0 by setting the scale and bias of their group to 0. This is necessary
+ * because a weight of 0 would not cancel a non-finite value. Marks the rows to which these values are visible. Each thread checks
+ * one token and half of the groups. */
 FKV_FN void lp_remove_nonfinite(fkv_shared s, const lp_item &x, fkv_u32 tile) {
     const fkv_u32 stage = tile % 2, key = s.index % LP_KEYS;
-    fkv_sync_team(2, 128); /* the other threads have stored parts of the tile */
+    fkv_sync_team(2, 128); /* wait until all threads have stored their parts of the tile */
     FKV_NO_UNROLL
     for (fkv_u32 i = 0; i < LP_GROUPS / 2; i++) {
         fkv_u32 g = s.index / LP_KEYS * (LP_GROUPS / 2) + i, at = lp_line_at(stage, g, key);
@@ -374,7 +383,7 @@ FKV_FN void lp_put_tile(fkv_shared s, const lp_item &x, fkv_u32 tile, const lp_l
         if (s.index < LP_KEYS) fkv_put4(s, LP_AT_SCALES + lp_scale_at(stage, g, key) * 4, fkv_bits_of(fkv_page_value(bits)));
     }
     if (s.index >= LP_KEYS)
-        FKV_UNROLL for (fkv_u32 i = 0; i < 2; i++) /* for the two terms of a product; see lp_issue_rest() */
+        FKV_UNROLL for (fkv_u32 i = 0; i < 2; i++) /* one copy for each matrix product in lp_issue_rest() */
             fkv_put16(s, LP_AT_BIASES + lp_in_block(key, stage * 32 + i * 16), line.of_groups.w[0], line.of_groups.w[1],
                       line.of_groups.w[2], line.of_groups.w[3]);
     if (lp_is_masked(x, lp_first_key(x, tile))) lp_remove_nonfinite(s, x, tile);
@@ -404,13 +413,14 @@ struct lp_row_state {
     float total;  /* total weight of the keys whose scores this thread holds */
 };
 
-/* Products are numbered in the order in which they are computed. Two groups are processed at a time: first the highest digit of
- * the queries for both groups, then the next digit, and so on. */
+/* The next two functions return the scale group and the digit of a product. Products are numbered in the order in which they are
+ * computed. Two groups are processed at a time: first the highest digit of the queries for both groups, then the next digit, and
+ * so on. */
 FKV_FN constexpr int lp_group(int number) { return number / (2 * LP_DIGITS) * 2 + number % 2; }
 FKV_FN constexpr int lp_digit(int number) { return number % (2 * LP_DIGITS) / 2; }
 
-/* Issues the products of the codes of a scale group and one digit of the queries, and adds them to acc, unless it is the highest
- * digit. */
+/* Issues the products of the codes of a scale group and one digit of the queries. The products of the highest digit overwrite
+ * acc, and those of the other digits are added to acc. */
 FKV_FN void lp_issue_digit(fkv_shared s, int number, fkv_u32 stage, int *acc) {
     const int g = lp_group(number), digit = lp_digit(number);
     fkv_u32 at = (fkv_u32)(g / 2 * LP_BLOCK_BYTES + g % 2 * 64);
@@ -427,7 +437,7 @@ FKV_FN void lp_issue_digit(fkv_shared s, int number, fkv_u32 stage, int *acc) {
     fkv_wg_commit();
 }
 
-/* Issues the products over the RoPE channels, and the products of biases and sums. */
+/* Issues the products over the RoPE channels, and the products of biases and query sums. */
 FKV_FN void lp_issue_rest(fkv_shared s, fkv_u32 stage, float *x) {
     fkv_u32 q = s.unit + LP_AT_Q_ROPE / 16, k = s.unit + LP_AT_ROPE / 16 + stage * (LP_BLOCK_BYTES / 16);
     fkv_u32 biases = s.unit + LP_AT_BIASES / 16;
@@ -445,14 +455,14 @@ FKV_FN void lp_issue_rest(fkv_shared s, fkv_u32 stage, float *x) {
 
 /* Computes x += scale * acc for the integer dot products of a scale group. */
 FKV_FN void lp_add_group(fkv_shared s, int g, fkv_u32 stage, const int *acc, float *x) {
-    fkv_u32 scales[LP_KEYS / 4]; /* the thread has four of 16 keys */
+    fkv_u32 scales[LP_KEYS / 4]; /* of every 16 keys, the thread handles four */
     FKV_UNROLL for (fkv_u32 j = 0; j < LP_KEYS / 16; j++)
         fkv_get16(s, LP_AT_SCALES + lp_scale_at(stage, (fkv_u32)g, j * 16 + s.index % 4 * 2) * 4, scales + 4 * j);
     FKV_UNROLL for (int i = 0; i < LP_KEYS / 2; i++) x[i] =
         fkv_fma(fkv_float_of(scales[i / 8 * 4 + i / 4 % 2 * 2 + i % 2]), (float)acc[i], x[i]);
 }
 
-/* Computes the scores x of a tile. While the sums of one product are processed, the next product is computed. */
+/* Computes the scores x of a tile. While the results of one product are processed, the next product is computed. */
 FKV_FN void lp_score(fkv_shared s, fkv_u32 stage, float *x) {
     constexpr int n_products = LP_GROUPS * LP_DIGITS;
     int acc[2][LP_KEYS / 2];
@@ -515,7 +525,7 @@ FKV_FN void lp_weigh(float *x, lp_row_state *row, const float *shrink) {
     }
 }
 
-/* Stores the weights of a tile and the factors of the earlier sums for warpgroups 2 and 3. */
+/* Stores the weights of a tile, and the factors by which earlier sums are rescaled, for warpgroups 2 and 3. */
 FKV_FN void lp_put_weights(fkv_shared s, const float *x, const float *shrink) {
     const fkv_u32 first = lp_first_row(s), c = s.index % 4;
     FKV_UNROLL for (int i = 0; i < LP_KEYS / 4; i++) {
@@ -554,8 +564,8 @@ FKV_FN void lp_compute_weights(fkv_shared s, const lp_item &item, const float *s
 
 /* ---- warpgroups 2 and 3: output sums ---- */
 
-/* Decodes 32 tokens of a scale group of a tile. Each warp decodes 16 channels. `values` receives two operands of 16 tokens. Row r
- * (less than 8) of the warp's operand is channel 2 * r, and row 8 + r is channel 2 * r + 1. */
+/* Decodes one scale group of 32 tokens of a tile. Each warp decodes 16 channels. `values` receives two operands of 16 tokens. Row
+ * r (less than 8) of the warp's operand is channel 2 * r, and row 8 + r is channel 2 * r + 1. */
 FKV_FN void lp_decode_values(fkv_shared s, fkv_u32 tile, fkv_u32 g, fkv_u32 first, fkv_u32 *values) {
     const fkv_u32 stage = tile % 2, lane = s.index % 32, warp = s.index / 32 % 4;
     fkv_u32 codes[4];
@@ -572,7 +582,7 @@ FKV_FN void lp_decode_values(fkv_shared s, fkv_u32 tile, fkv_u32 g, fkv_u32 firs
     }
 }
 
-/* Multiplies the sums by the factors of a new tile. Column j of the accumulators is row j of the block. */
+/* Rescales the output sums by the factors of a new tile. Column j of the accumulators belongs to row j of the block. */
 FKV_FN void lp_shrink(fkv_shared s, float *o) {
     const fkv_u32 lane = s.index % 32;
     fkv_u32 own[2];
@@ -600,7 +610,7 @@ FKV_FN void lp_multiply(fkv_shared s, const lp_item &x) {
         fkv_mbarrier_wait(s, lp_mbarrier(LP_P_FULL, 0), tile % 2);
         lp_shrink(s, o);
         fkv_wg_settle<LP_COLS / 2>(o);
-        FKV_UNROLL for (fkv_u32 i = 0; i < LP_GROUPS; i++) { /* a half of a group */
+        FKV_UNROLL for (fkv_u32 i = 0; i < LP_GROUPS; i++) { /* each iteration processes 32 tokens of a group */
             const fkv_u32 g = i / 2, first = i % 2 * 32;
             if (i >= 2) {
                 fkv_wg_wait<1>();
@@ -618,7 +628,7 @@ FKV_FN void lp_multiply(fkv_shared s, const lp_item &x) {
         lp_arrive(s, lp_mbarrier(LP_EMPTY, tile % 2));
         lp_arrive(s, lp_mbarrier(LP_P_EMPTY, 0));
     }
-    fkv_sync_team(1, LP_THREADS); /* the sums overwrite the queries and all tiles */
+    fkv_sync_team(1, LP_THREADS); /* wait for all warpgroups, because the sums overwrite the queries and all tiles */
     FKV_UNROLL for (int i = 0; i < LP_COLS / 2; i++) {
         fkv_u32 row = (fkv_u32)(i % 32 / 4 * 8 + i % 2) + s.index % 4 * 2;
         fkv_u32 channel = (half * (LP_GROUPS / 2) + (fkv_u32)(i / 32)) * LP_GROUP + s.index / 32 % 4 * 16 + s.index % 32 / 4 * 2 +

@@ -1,14 +1,15 @@
-/* Warpgroup prefill: unpacks sealed 4-bit pages to fp16. Sealed layers use it instead of prefill_unpack.h. Each tile is one page.
+/* Part of the prefill kernel in prefill_wgmma.h: unpacks sealed 4-bit pages to fp16. Sealed layers use this file instead of
+ * prefill_unpack.h. Each tile is one page.
  *
- * K: a dword holds 8 channels of one token. It is unpacked to eight values scale * (code - 8), which are exact because scales
- * have seven bits. (In older page files, scales may have more bits; values are then rounded to 2^-13 of the channel's range.) The
- * channel offsets, bias + 8 * scale, are stored as two extra keys (high-order and low-order parts), whose scores are added to the
- * score of every key of the page. All keys of a page are divided by a power of two, the unit of the page, to stay in the range of
- * fp16.
+ * K: a dword holds 8 channels of one token. It is unpacked to eight values scale * (code - 8), which are exact in fp16 because
+ * scales have seven significant bits. (In older page files, scales may have more bits. Values are then rounded to 2^-13 of the
+ * channel's range.) The channel offsets, bias + 8 * scale, are stored as two extra keys (high-order and low-order parts), whose
+ * scores are added to the score of every key of the page. All keys of a page are divided by a power of two, the unit of the page,
+ * to stay in the range of fp16.
  *
  * V: a dword holds 8 tokens of one channel, so rows in shared memory are channels. Byte permutes look up signed levels, which are
- * stored as fp16 subnormals level * 2^-24. The norms of the tokens are applied to the softmax weights, so the stored values have
- * only seven significant bits, which saves power.
+ * stored as fp16 subnormals level * 2^-24. The softmax weights, instead of the values, are multiplied by the norms of the tokens.
+ * The stored values therefore have only seven significant bits, which saves power.
  *
  * Open pages (the first page and the pages of the queries' own span) have rows of 8-bit codes. Each K value is split into two
  * fp16 values, which are used in two matrix products. Each V value is rounded to one fp16 value.
@@ -56,9 +57,9 @@ struct pf_key_share {
     fkv_u32 number;    /* index, in the unit, of the channel whose offset this thread computes */
     fkv_u32 codes_at;  /* byte offset, in the page, of the codes of the thread's first token */
     fkv_u32 unit_at;   /* byte offset of the unit in the scales (and in the biases) of the page */
-    fkv_u32 tile_at;   /* byte offset of the unit of the first token within the tile */
+    fkv_u32 tile_at;   /* byte offset, in the tile, of the first token's unit */
     fkv_u32 offset_at; /* byte offset, in the tile, of the thread's channel in the first extra key */
-    bool any, first;   /* any: the thread unpacks a unit; first: the thread also stores the offset of its channel */
+    bool any, first;   /* any: whether the thread unpacks a unit; first: whether it also stores the offset of its channel */
 };
 FKV_FN pf_key_share pf_keys_of(fkv_shared s) {
     fkv_u32 warp = s.index / 32, lane = s.index % 32;
@@ -78,7 +79,7 @@ FKV_FN pf_key_share pf_keys_of(fkv_shared s) {
 struct pf_taken_keys {
     fkv_u32 codes[PF_QUADS][4];
     fkv_u32 scales[4], four_scales[2],
-        four_biases[2];  /* scales: of the unit; four_scales, four_biases: of four channels, for pf_page_exponent() */
+        four_biases[2];  /* scales of the unit; scales and biases of four channels, for pf_page_exponent() */
     fkv_u32 scale, bias; /* scale and bias of the thread's channel */
     fkv_u32 norms;       /* norms of two tokens */
 };
@@ -135,10 +136,10 @@ FKV_FN fkv_u32 pf_page_exponent(const pf_taken_keys &k) {
     return exponent < 20 ? 20 : exponent > 240 ? 240 : exponent;
 }
 
-/* Codes are inserted into the low bits of the fp16 value 1024.0. The result is 1024 + code for channels 0 to 3, and 1024 + 16 *
- * code for channels 4 to 7. It is multiplied by the scale or, for channels 4 to 7, by 1/16 of the scale. To obtain scale * (code
- * - 8), 1032 * scale or 72 * scale must be subtracted. fp16 cannot represent these products exactly, so the nearest fp16 value is
- * subtracted, and the channel offsets correct the difference. */
+/* Codes are inserted into the low bits of the fp16 value 1024.0, which gives 1024 + code for channels 0 to 3, and 1024 + 16 *
+ * code for channels 4 to 7. The result is multiplied by the scale or, for channels 4 to 7, by 1/16 of the scale. To obtain scale
+ * * (code - 8), 1032 * scale or 72 * scale must be subtracted. fp16 cannot represent these products exactly, so the nearest fp16
+ * value is subtracted, and the channel offsets correct the difference. */
 constexpr float PF_OFF_LOW = 1032.0f, PF_OFF_HIGH = 72.0f;
 
 /* pf_is_shared_image<TO>::value is true if the destination TO is a page image in device memory, which other thread blocks read,
@@ -220,7 +221,7 @@ FKV_FN void pf_put_sealed_keys(fkv_shared s, TO to, fkv_u32 at, fkv_u32 unit_at,
 
 /* ---- open pages ---- */
 
-/* Converts byte i of a word to float. The byte becomes the low bits of the float 2^23. */
+/* Converts byte i of a word to float. The byte is inserted into the low bits of the float 2^23, which is then subtracted. */
 FKV_FN float pf_byte(fkv_u32 word, fkv_u32 i) {
     return fkv_sub(fkv_float_of(fkv_permute(word, 0x4b000000u, 0x7440u + i)), 8388608.0f);
 }
@@ -229,7 +230,7 @@ FKV_FN float pf_open_factor(fkv_shared s, fkv_u32 factors_at, fkv_u32 number) {
     return fkv_page_value(fkv_get2(s, factors_at + number * 2));
 }
 
-/* Reads N (4 or 8) adjacent channels, starting with channel d, of a token in the open page at `page`. The channels are in one
+/* Reads N (4 or 8) adjacent channels of a token in the open page at `page`, starting at channel d. All channels must be in one
  * group. SIDE: opened::fkv_k_shape or opened::fkv_v_shape, whose codes have 8 or 16 bits. */
 template <class SIDE, fkv_u32 N> FKV_FN void pf_take_open(fkv_shared s, fkv_u32 page, fkv_u32 token, fkv_u32 d, float *x) {
     constexpr fkv_u32 bits = SIDE::CODE_BITS, words = N * bits / 32;
@@ -271,7 +272,7 @@ FKV_FN void pf_put_keys(fkv_shared s, const pf_item &x, fkv_u32 tile, int stage,
     fkv_u32 key = pf_first_key(x, tile), at = (fkv_u32)(PF_AT_K + stage * PF_K_BYTES);
     if (!pf_is_open(x, key / FKV_PAGE_TOKENS))
         return pf_put_sealed_keys(s, s, at, pf_unit_at(tile), pf_offsets_at<fkv_shared>{s, at, 0}, key, own, k);
-    /* waits for the matrix products of the previous tile, which may still use the single buffer for low-order parts */
+    /* wait for the matrix products of the previous tile, because there is only one buffer for low-order parts */
     if (tile > 0) fkv_mbarrier_wait(s, pf_mbarrier(PF_K_EMPTY, (int)((tile - 1) % PF_STAGES)), (tile - 1) / PF_STAGES % 2);
     pf_put_open_keys(s, pf_unit_at(tile), stage, packed);
 }
@@ -279,7 +280,7 @@ FKV_FN void pf_put_keys(fkv_shared s, const pf_item &x, fkv_u32 tile, int stage,
 /* ---- values ---- */
 
 struct pf_taken_values {
-    fkv_u32 codes[PF_LINES][4]; /* for each line (16 channels): codes of eight tokens in four channels */
+    fkv_u32 codes[PF_LINES][4]; /* codes of eight tokens in four channels, for each line (16 channels) */
     fkv_u32 norms;              /* norms of two tokens */
 };
 
@@ -288,7 +289,7 @@ struct pf_taken_values {
 struct pf_value_share {
     fkv_u32 line;
     fkv_u32 codes_at, tile_at;
-    fkv_u32 levels[2]; /* level table in registers; a constant table would be reloaded for each code */
+    fkv_u32 levels[2]; /* the level table is kept in registers, because a constant table would be reloaded for each code */
 };
 FKV_FN pf_value_share pf_values_of(fkv_shared s) {
     fkv_u32 line = s.index % 128 / 32, lane = s.index % 32, eight = lane % 8, channel = line * 16 + pf_quad(lane) * 4;
@@ -315,7 +316,7 @@ template <class TO> FKV_FN void pf_put_eight(TO out, fkv_u32 at, fkv_u32 x, cons
     fkv_u32 signs[2] = {x << 4 & 0x80808080u,
                         x & 0x80808080u}; /* signs of the low nibbles (tokens 0 to 3) and of the high nibbles (tokens 4 to 7) */
     x &= 0x77777777u;
-    fkv_wg_settle_bits<1>(&x);               /* keeps the compiler from masking x twice */
+    fkv_wg_settle_bits<1>(&x);               /* prevents the compiler from masking x twice */
     FKV_UNROLL for (int i = 0; i < 2; i++) { /* nibbles of tokens 2 * i, 2 * i + 4, 2 * i + 1 and 2 * i + 5 */
         fkv_u32 levels = fkv_permute_or_sign(levels_of[0], levels_of[1], x >> 16 * i);
         to[i] = fkv_permute(levels, signs[0], i == 0 ? 0x5240u : 0x7260u);

@@ -1,5 +1,5 @@
-/* Warpgroup prefill: tile sizes, shared-memory layout, channel order and the range of keys that a thread block processes.
- * prefill_wgmma.h describes the kernel.
+/* Part of the prefill kernel in prefill_wgmma.h: tile sizes, shared-memory layout, channel order, and the range of keys that a
+ * thread block processes.
  *
  * Shared memory holds the queries with their factors and sums, the mbarriers, stages of unpacked keys and values, and stages of
  * packed tiles. A stage is a buffer for one tile. The number of stages is the largest that fits, because it determines how far
@@ -31,7 +31,7 @@ constexpr int PF_FIXED_BYTES = 1024 + PF_PARTS * PF_Q_BYTES + PF_ROWS * 4 + PF_G
 constexpr int PF_MORE_KEYS =
     FKV_K_SEALED ? 8 : 0; /* number of extra keys that hold the channel offsets of four sealed pages, two keys per page */
 constexpr int pf_tile_bytes(int keys) { return keys * PF_DP * 2; }
-constexpr int pf_low_bytes(int keys) { return FKV_K_SEALED ? pf_tile_bytes(keys) : 0; } /* for the low-order parts of open keys */
+constexpr int pf_low_bytes(int keys) { return FKV_K_SEALED ? pf_tile_bytes(keys) : 0; } /* low-order parts of open keys */
 constexpr int pf_scales_bytes(int keys) { return PF_SCALED ? PF_GROUPS * keys * (PF_BIASED ? 4 : 8) : 0; }
 constexpr int pf_biases_bytes(int keys) { return PF_BIASED ? keys * 128 : 0; }
 constexpr int pf_packed_bytes(int keys) {
@@ -84,8 +84,8 @@ template <int BITS, int GROUP> struct pf_side {
         if (BITS == 2) within = u / 2 * 16 + u % 2 * 4 + e / 2 + 8 * (e % 2);
         return chunk * channels + within;
     }
-    /* Returns the key that chunk c belongs to. The order of chunks lets eight neighbouring threads store to eight different
-     * units. */
+    /* Returns the key that chunk c belongs to. The chunks are ordered such that eight neighbouring threads store to eight
+     * different units. */
     FKV_FN fkv_u32 key_of(fkv_u32 c) {
         if (chunks < 8 && 8 % chunks == 0) return c / 8 % chunks + c % 8 / chunks * chunks + c / (8 * chunks) * 8;
         return c / chunks;
@@ -123,14 +123,14 @@ constexpr int PF_AT_SUMS = PF_AT_FACTORS + PF_ROWS * 4; /* [scale groups, rows] 
 constexpr int PF_AT_MBARRIERS = PF_AT_SUMS + PF_GROUPS * PF_ROWS * 4;
 constexpr int PF_AT_NONFINITE = PF_AT_MBARRIERS + 176; /* one byte per row: 1 if a non-finite value is visible to the row */
 constexpr int PF_AT_WHERE = PF_AT_NONFINITE + PF_ROWS; /* {position, first_row, n_rows} of the block, for pf_mark_rows() */
-constexpr int PF_AT_UNITS = PF_AT_WHERE + 16;          /* array of pf_page_unit [stages + 1], for sealed pages */
+constexpr int PF_AT_UNITS = PF_AT_WHERE + 16;          /* array of PF_STAGES + 1 pf_page_unit, for sealed pages */
 constexpr int PF_AT_NUMBER = PF_AT_UNITS + 4 * 144;    /* for prefill_share.h: number of blocks that started before this block */
 constexpr int PF_AT_READY = PF_AT_NUMBER + 4;          /* for prefill_share.h: number of shared tiles known to be in the ring */
 constexpr int PF_AT_SHARED_END = PF_AT_NUMBER + 12;    /* for prefill_share.h: pf_item.shared_end, computed by one thread */
 constexpr int PF_AT_THROUGH = PF_AT_NUMBER + 8;        /* for prefill_share.h: number of shared tiles that are finished */
 constexpr int PF_AT_END = FKV_SEALED ? PF_AT_NUMBER + 16 : PF_AT_UNITS;
 constexpr int PF_OUT_STRIDE =
-    FKV_D + 4; /* stride of the output rows, in floats; at the end, they may overwrite all data before PF_AT_NONFINITE */
+    FKV_D + 4; /* stride of the output rows, in floats; output rows may overwrite all data before PF_AT_NONFINITE */
 constexpr int PF_OUT_BYTES = PF_ROWS * PF_OUT_STRIDE * 4;
 constexpr int PF_USED_BYTES = PF_AT_END;
 constexpr int PF_SHARED_BYTES = 1024 + (PF_USED_BYTES > PF_OUT_BYTES ? PF_USED_BYTES : PF_OUT_BYTES);
@@ -140,8 +140,9 @@ static_assert(PF_THREADS / 32 * FKV_D * 4 <= PF_AT_FACTORS - PF_AT_K,
               "not enough space for the query rows that are being converted");
 
 /* Kinds of mbarriers. PF_FULL: the keys of a tile and the values of the previous tile have been unpacked. PF_PACKED_FULL: a
- * packed tile has arrived. PF_K_EMPTY, PF_V_EMPTY, PF_PACKED_EMPTY: the buffer may be overwritten. PF_TURN: it is the
- * warpgroup's turn to compute scores. PF_TO_SHARE_FULL: the packed page that this block unpacks for other blocks has arrived. */
+ * packed tile has arrived. PF_K_EMPTY, PF_V_EMPTY, PF_PACKED_EMPTY: the buffer for keys, values or a packed tile may be
+ * overwritten. PF_TURN: it is the warpgroup's turn to compute scores. PF_TO_SHARE_FULL: the packed page that this block unpacks
+ * for other blocks has arrived. */
 enum { PF_FULL, PF_K_EMPTY, PF_V_EMPTY, PF_PACKED_FULL, PF_PACKED_EMPTY, PF_TURN, PF_TO_SHARE_FULL };
 FKV_FN fkv_u32 pf_mbarrier(int kind, int stage) { return (fkv_u32)(PF_AT_MBARRIERS + (kind * 3 + stage) * 8); }
 
@@ -161,12 +162,12 @@ struct pf_item {
 #endif
     fkv_u32 first_token; /* index of the query tile's first token among the step's tokens */
     fkv_u32 head;
-    fkv_u32 position;    /* position of the query tile's first query */
-    fkv_u32 first_row;   /* index of the block's first row among the rows (queries x heads) of the query tile */
-    fkv_u32 n_rows;      /* number of rows of this block */
-    fkv_u32 begin, last; /* begin: first token in the window of the first row; last: position of the last row */
-    fkv_u32 n_front, first_back,
-        n_tiles; /* the block reads n_tiles tiles of keys: n_front tiles with sink tokens, then tiles from first_back on */
+    fkv_u32 position;                     /* position of the query tile's first query */
+    fkv_u32 first_row;                    /* index of the block's first row among the rows (queries x heads) of the query tile */
+    fkv_u32 n_rows;                       /* number of rows of this block */
+    fkv_u32 begin, last;                  /* begin: first token in the window of the first row; last: position of the last row */
+    fkv_u32 n_front, first_back, n_tiles; /* the block reads n_tiles tiles of keys: n_front tiles with sink tokens, then the tiles
+                                             that start at first_back */
 };
 
 FKV_FN bool pf_is_sink(fkv_u32 token) { return token + 1 < FKV_SINKS + 1; }
@@ -238,8 +239,8 @@ FKV_FN fkv_u32 pf_page_at(const pf_item &x, fkv_u32 logical) {
 
 /* ---- non-finite values ---- */
 
-/* Marks the rows to which `token` is visible, because it has a non-finite value. The row range is read from shared memory,
- * because this case is rare and unpacking has no registers to spare. */
+/* Marks the rows to which `token` is visible. Called if the token has a non-finite value. The row range is read from shared
+ * memory, because this case is rare and the unpacking code has no registers to spare. */
 FKV_FN void pf_mark_rows(fkv_shared s, fkv_u32 token) {
     const fkv_u32 *where = (const fkv_u32 *)(s.base + PF_AT_WHERE);
     for (fkv_u32 row = 0; row < where[2]; row++)
@@ -255,8 +256,8 @@ FKV_FN void pf_clear_marks(fkv_shared s, const pf_item &x) {
 
 /* Factors of one page. `sum` is the factor for the dot products of the page's keys with the queries. `norms` holds the norms of
  * the page's tokens, by which softmax weights are multiplied. Each word holds two norms in fp16, and the norms for the keys of
- * one thread are adjacent. Norms arrive together with the keys of their page. They may still be in use when the keys of a later
- * page arrive in the same stage, so there are PF_STAGES + 1 slots for norms. */
+ * one thread are adjacent. The norms of a page are stored together with its keys. They may still be in use when the keys of a
+ * later page are stored in the same stage, so there are PF_STAGES + 1 slots for norms. */
 struct alignas(16) pf_page_unit {
     float sum;
     alignas(16) fkv_u32 norms[32];

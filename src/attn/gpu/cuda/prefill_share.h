@@ -5,8 +5,8 @@
  * in device memory, and all blocks load the unpacked pages from this ring by bulk copy. The ring is small enough to stay in the
  * L2 cache. The channel offsets of PF_FOUR pages are stored together, so pages become available four at a time.
  *
- * The blocks of a group wait for each other, so all of them must be running. Each block takes its place in the grid from a
- * counter when it starts, so blocks with lower places have already started. On a busy device, the last blocks of a group may be
+ * The blocks of a group wait for each other, so all of them must be running. When a block starts, it obtains its place in the
+ * grid from a counter, so all blocks with lower places have already started. On a busy device, the last blocks of a group may be
  * unable to start before the first blocks end. A group therefore shares pages only if all its blocks start within
  * FKV_PREFILL_PATIENCE polls (pf_agree_to_share()). Results are bit-identical whether or not pages are shared. Launches must not
  * overlap.
@@ -35,8 +35,8 @@ static_assert(PF_DECISIONS / PF_RINGS + 2 < PF_TAGS, "there must be a tag for ev
 
 /* The group to which a thread block belongs, and the ring that this group uses. */
 struct pf_share {
-    fkv_u32 *ready, *through; /* tagged words of the ring. ready: for each slot, the index of its page plus 1. through: for each
-                                 member, the number of pages that it has released. */
+    fkv_u32 *ready, *through; /* tagged words of the ring. ready: the index plus 1 of the page in each slot. through: the number
+                               * of pages that each member has released. */
     fkv_u8 *images;
     fkv_u32 member, n_members;
     fkv_u32 n_before; /* number of members of the group that used the ring before this group */
@@ -147,7 +147,7 @@ FKV_FN void pf_load_first_page_to_share(fkv_shared s, const pf_item &x) {
     if (member + 1 < x.shared_end) pf_load_page_to_share(s, x, member);
 }
 
-/* Unpacks into the ring every n-th page, where n is the number of members. Called by the warpgroup that unpacks keys. */
+/* Unpacks every n-th page into the ring, where n is the number of members. Called by the warpgroup that unpacks keys. */
 FKV_FN void pf_unpack_shared_pages(fkv_shared s, const pf_item &x, const pf_key_share &keys) {
     pf_share share = pf_share_of(x);
     pf_value_share values = pf_values_of(s);
@@ -193,8 +193,8 @@ FKV_FN void pf_release_shared_pages(fkv_shared s, const pf_item &x) {
     }
 }
 
-/* Copies the keys of all shared tiles to the stages. Called by one thread, which arrives at the mbarrier on behalf of the four
- * warps that unpack other tiles. */
+/* Copies the keys of all shared tiles to the stages. Called by one thread. For each tile, this thread arrives at the mbarrier on
+ * behalf of the four warps that would otherwise unpack the tile. */
 FKV_FN void pf_load_shared_keys(fkv_shared s, const pf_item &x) {
     const fkv_u8 *images = pf_share_of(x).images;
     for (fkv_u32 tile = 1; tile < x.shared_end; tile++) {
@@ -226,11 +226,11 @@ FKV_FN void pf_load_shared_values(fkv_shared s, const pf_item &x) {
         fkv_mbarrier_arrive_n(s, next, 3);
         if (tile > PF_STAGES)
             fkv_store_release_shared(s, PF_AT_THROUGH,
-                                     tile - PF_STAGES); /* the matrix products of the previous tile in this stage are complete */
+                                     tile - PF_STAGES); /* the matrix products of the stage's previous tile are complete */
     }
 }
 
-/* Called by all threads when the block ends: releases the ring slots that the block has used. The last block of the launch resets
+/* Releases the ring slots that the block has used. Called by all threads when the block ends. The last block of the launch resets
  * the control words in device memory. */
 FKV_FN void pf_end_block(fkv_shared s, const pf_item &x) {
     if (!pf_may_share(x.table)) return;

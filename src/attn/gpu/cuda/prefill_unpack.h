@@ -1,9 +1,10 @@
-/* Warpgroup prefill: unpacks pages that are not sealed and stores their keys and values as fp16 in shared memory. One warpgroup
- * unpacks the pages for all query rows of the block. Packed tiles arrive by bulk copy, PF_PACKED tiles ahead. A thread reads all
- * its chunks of 16 packed bytes before it stores the first fp16 value, because a read after a store would wait for that store.
- * Codes are converted two at a time: inserting a code into the low bits of the fp16 value 1024.0 gives 1024 + code.
+/* Part of the prefill kernel in prefill_wgmma.h: unpacks pages that are not sealed and stores their keys and values as fp16 in
+ * shared memory. One warpgroup unpacks the pages for all query rows of the block. Packed tiles are loaded with bulk copies,
+ * PF_PACKED tiles ahead. A thread reads all its chunks of 16 packed bytes before it stores the first fp16 value, because a read
+ * after a store would wait for that store. Codes are converted two at a time: inserting a code into the low bits of the fp16
+ * value 1024.0 gives 1024 + code.
  *
- * In shared memory, K consists of codes, which are exact in fp16. The scales of K are converted to float. The biases of K are
+ * Keys are stored in shared memory as codes, which are exact in fp16. Their scales are converted to float, and their biases are
  * converted to float or stored as extra channels. V is decoded and rounded to fp16. One fence per tile makes the keys of this
  * tile and the values of the previous tile visible to the matrix products.
  */
@@ -40,7 +41,7 @@ FKV_FN void pf_load_packed_tile(fkv_shared s, const pf_item &x, fkv_u32 key, fkv
         pf_load_packed_part(s, mbarrier, at + PF_SUB_V_CODES, block + FKV_V_CODES, slot, pf_v::row_bytes);
         pf_load_packed_part(s, mbarrier, at + PF_SUB_V_SCALES, block + FKV_V_SCALES, slot, PF_V_SCALE_BYTES);
         pf_load_packed_part(s, mbarrier, at + PF_SUB_V_BIASES, block + FKV_V_BIASES, slot, PF_V_SCALE_BYTES);
-    } else { /* copies only the pages that are visible to at least one row */
+    } else { /* copy only the pages that are visible to at least one row */
         fkv_u32 visible = 0, n_visible = 0;
         for (fkv_u32 i = 0; i < PF_KEYS / PF_SUB_TOKENS; i++) {
             fkv_u32 first = key + i * PF_SUB_TOKENS;
@@ -200,20 +201,21 @@ FKV_FN void pf_put_scales(fkv_shared s, int stage, const fkv_u32 *scale, const f
     }
 }
 
-/* Biases of K stored as extra channels of the keys (PF_BIASED). For group g of a key, let s[g] be the scale, b[g] the bias,
- * dot[g] the dot product of the query and the codes, and sum[g] the sum of the query values. The score of the key is
+/* If PF_BIASED is true, the biases of K are stored as extra channels of the keys. For group g of a key, let s[g] be the scale,
+ * b[g] the bias, dot[g] the dot product of the query and the codes, and sum[g] the sum of the query values. The score of the key
+ * is
  *
  *   s[0] * (dot[0] + sum over all g of (b[g] / s[0] * sum[g])) + sum over g > 0 of (s[g] * dot[g])
  *
- * Each ratio b[g] / s[0] and each sum[g] is split into two fp16 values, so that each of the two factors has 22 bits. The product
- * of two split factors has four terms, so each group needs four extra channels. sum[g] is multiplied by PF_SUM_UNIT and the
- * ratios are divided by PF_SUM_UNIT, so that both stay in the range of fp16. All values of a query row are below 2. s[0] is
- * raised to at least 2^-23 of the largest bias (for groups of 64), which changes a key by at most 2^-15 of that bias. */
+ * Each ratio b[g] / s[0] and each sum[g] is split into two fp16 values, which together have 22 significant bits. The product of
+ * two split factors has four terms, so each group needs four extra channels. sum[g] is multiplied by PF_SUM_UNIT and the ratios
+ * are divided by PF_SUM_UNIT, so that both stay in the range of fp16. All values of a query row are below 2. s[0] is raised to at
+ * least 2^-23 of the largest bias (for groups of 64), which changes a key by at most 2^-15 of that bias. */
 /* Returns the index of a key's scale in shared memory. The scales that a thread needs for its scores of 16 keys are four adjacent
  * entries. */
 FKV_FN fkv_u32 pf_scale_place(fkv_u32 key) { return key / 16 * 16 + key % 8 / 2 * 4 + key / 8 % 2 * 2 + key % 2; }
 
-/* Scales and biases of one key in all scale groups, held by a thread. The thread stores those of group `group`. */
+/* Scales and biases of one key in all scale groups, held by a thread. The thread stores the scale and bias of group `group`. */
 struct pf_key_scales {
     fkv_u32 key, group;
     fkv_u32 scale[PF_GROUPS], bias[PF_GROUPS];

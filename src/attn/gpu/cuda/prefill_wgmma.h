@@ -1,18 +1,19 @@
-/* Warpgroup prefill: attention of many queries over packed pages, on sm_90a and emulated on the host. Grid: (tile of the step
- * table, KV head, slice of FKV_PREFILL_ROWS rows of queries x heads). Scores never leave the thread block.
+/* Warpgroup prefill kernel: computes attention of many queries over packed pages. Runs on sm_90a and is emulated on the host.
+ * Grid: (tile of the step table, KV head, slice of FKV_PREFILL_ROWS rows of queries x heads). Scores never leave the thread
+ * block.
  *
- * One or two warpgroups unpack pages (prefill_feed.h). Two more, the MMA warpgroups, compute the matrix products and the
- * softmax, each for 64 rows. If the head dimension exceeds 256, both process the same 64 rows, each for half of V's channels.
- * While the weights of one tile are computed, the tensor cores accumulate the values of the previous tile and compute the scores
- * of the other warpgroup.
+ * One or two warpgroups unpack pages (prefill_feed.h). Two more warpgroups, the MMA warpgroups, compute the matrix products and
+ * the softmax, each for 64 rows. If the head dimension exceeds 256, both MMA warpgroups process the same 64 rows, each for half
+ * of V's channels. While the weights of one tile are computed, the tensor cores accumulate the values of the previous tile and
+ * compute the scores of the other warpgroup.
  *
  * K codes are exact in fp16. A score is the sum over scale groups of s * (q . codes) + b * sum(q), in float, where s and b are
- * the scale and bias of the group. Float32 or rotated queries are split into two fp16 values, which need two matrix products.
- * pf_side::channel() defines the order of channels in shared memory, which is chosen for fast unpacking.
+ * the scale and bias of the group. Values of float32 or rotated queries are split into two fp16 values, which requires two matrix
+ * products. pf_side::channel() defines the order of channels in shared memory, which is chosen for fast unpacking.
  *
  * The result of a row does not depend on batching: tiles start at multiples of PF_KEYS, masked tiles add only zeros, and a row's
- * sums are rescaled only when its own maximum grows. Bottleneck: the dependent operations of a warpgroup on one tile (scores,
- * maxima, exponentials); for sealed pages, the power limit of the device.
+ * sums are rescaled only when its own maximum grows. The kernel is limited by the latency of the dependent operations of a
+ * warpgroup on one tile (scores, maxima, exponentials). For sealed pages, it is limited by the power limit of the device.
  */
 /* ---- queries and outputs ---- */
 
@@ -34,7 +35,7 @@ FKV_FN float pf_warp_sum(float x) {
 }
 
 /* Applies the rotation of K or V to a row in shared memory (see docs/page_format.md). If `undo` is true, applies the inverse
- * rotation, which negates channels last. Called by one warp. */
+ * rotation, in which channels are negated after the transform. Called by one warp. */
 template <bool K> FKV_FN void pf_rotate(fkv_shared s, float *row, bool undo) {
     fkv_u32 lane = s.index % 32;
     for (fkv_u32 d = lane; d < FKV_D && !undo; d += 32)
@@ -124,7 +125,7 @@ FKV_FN void pf_load_queries(fkv_shared s, const pf_item &x, const void *q) {
         fkv_u32 exponent = fkv_bits_of(pf_warp_max(largest)) >> 23;
         if (exponent == 0 || exponent > 253) exponent = 127;
         float down = fkv_float_of((254 - exponent) << 23);
-        for (fkv_u32 d = lane; d < FKV_D; d += 32) { /* rounds q, because the sums of q need the rounded values */
+        for (fkv_u32 d = lane; d < FKV_D; d += 32) { /* round q, because the sums of q must be computed from the rounded values */
             float y = row[d] * down;
             float high = fkv_f16_to_f32(fkv_f32_to_f16(y));
             row[d] = PF_PARTS == 1 ? high : high + fkv_f16_to_f32(fkv_f32_to_f16(y - high));
@@ -205,7 +206,8 @@ struct pf_rows {
     fkv_u32 held[PF_Q_HELD ? FKV_D / 4 : 1]; /* query operands that are kept in registers */
     fkv_u32 p[PF_KEYS / 4];
     float o[PF_COLS / 2];
-    float offset[2]; /* score offsets of the thread's two rows; each of four neighbouring lanes holds them for a different page */
+    float offset[2]; /* score offsets of the thread's two rows; each of four neighbouring lanes holds the offsets for a different
+                        page */
 };
 
 /* Issues the matrix products of the queries and KEYS keys at k_at (in a tile of ROWS keys), over the channels of one scale group.
@@ -430,11 +432,11 @@ FKV_FN void pf_score(fkv_shared s, int stage, const pf_rows &r, pf_scales &scale
 #endif
 
 /* Processes one tile of keys, which must already be unpacked: computes the scores and weights of the tile while the tensor cores
- * accumulate the values of the previous tile. Shared-memory loads, shuffles and exponentials are queued behind matrix products
- * that were issued earlier. Scales are therefore loaded before the score products are issued, and value products are issued after
- * the shuffles. The warpgroups take turns in computing scores, except for sealed pages. SHARED: the tile is a sealed page that
- * several blocks share, so all its tokens are visible to every row. In this case, the value products are issued right after the
- * score products. */
+ * accumulate the values of the previous tile. Shared-memory loads, shuffles and exponentials wait for matrix products that were
+ * issued earlier. Scales are therefore loaded before the score products are issued, and value products are issued after the
+ * shuffles. The warpgroups take turns in computing scores, except for sealed pages. If SHARED is true, the tile is a sealed page
+ * that several blocks share, so all its tokens are visible to every row. In this case, the value products are issued right after
+ * the score products. */
 template <bool FIRST, bool SHARED> FKV_FN void pf_process_tile(fkv_shared s, const pf_item &item, fkv_u32 tile, pf_rows &r) {
     const int stage = (int)(tile % PF_STAGES), last_stage = (int)((tile + PF_STAGES - 1) % PF_STAGES);
     const int next_stage = (int)((tile + 1) % PF_STAGES);
@@ -609,7 +611,7 @@ FKV_FN void fkv_attend_prefill(fkv_place place, fkv_u32 *shared, const void *q, 
         fkv_mbarriers_ready();
         pf_load_first_tiles(s, x, 0, 1);
 #if FKV_SEALED
-        x.shared_end = pf_decide_shared_end(s, x); /* the number of shared tiles determines which tile follows the first tile */
+        x.shared_end = pf_decide_shared_end(s, x); /* decided first, because it determines the block's second tile */
         pf_load_first_page_to_share(s, x);
 #endif
         pf_load_first_tiles(s, x, 1, PF_PACKED);

@@ -1,5 +1,6 @@
-/* CUDA prelude (nvcc and NVRTC): thread coordinates, memory spaces, arithmetic with defined rounding, and warp operations.
- * prelude_metal.h and prelude_host.h define the same names. This file does not include headers of the CUDA toolkit.
+/* Prelude of the CUDA kernels (nvcc and NVRTC). It defines thread coordinates, memory spaces, arithmetic with defined rounding,
+ * and warp operations. prelude_metal.h and prelude_host.h define the same names. This file does not include headers of the CUDA
+ * toolkit.
  *
  * Arithmetic whose rounding is part of the page format uses fkv_add(), fkv_sub(), fkv_mul() and fkv_div(), which compilers never
  * contract to fused operations. Other arithmetic may be contracted.
@@ -55,7 +56,7 @@ FKV_FN float fkv_reciprocal(float x) {
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 }
-FKV_FN float fkv_max(float a, float b) { return fmaxf(a, b); } /* if one argument is NaN, returns the other argument */
+FKV_FN float fkv_max(float a, float b) { return fmaxf(a, b); } /* returns the other argument if one argument is NaN */
 FKV_FN fkv_u32 fkv_max_bits(fkv_u32 a, fkv_u32 b) { return max(a, b); }
 
 FKV_FN float fkv_exp2(float x) {
@@ -202,8 +203,9 @@ FKV_FN void fkv_async_copy_wait_but_last() {
 }
 FKV_FN void fkv_async_copy_wait() { asm volatile("cp.async.wait_group 0;" ::: "memory"); }
 
-/* Adds 1 to a counter in device memory and returns its previous value. What the block stored before a barrier that precedes the
- * call is visible to every block that later increments the counter, after a barrier that follows its own call. */
+/* Adds 1 to a counter in device memory and returns its previous value. To exchange data through device memory, a block stores its
+ * data, executes a barrier and increments the counter. A block that increments the counter later and then executes a barrier sees
+ * these data. */
 FKV_FN fkv_u32 fkv_fetch_increment(fkv_u32 *word) {
     fkv_u32 x;
     asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;" : "=r"(x) : "l"(word) : "memory");
