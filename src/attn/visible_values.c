@@ -1,5 +1,6 @@
-/* See visible_values.h. Each copy is on the stack. It holds the scales and biases of the tile or, for 16-bit codecs, the rows of
- * 16 tokens. The kernels process the copy like a page, so results are bit-identical whether or not masked values are finite. */
+/* Implements visible_values.h. Copies of tiles are on the stack. A copy holds the scales and biases of the tile or, for 16-bit
+ * codecs, the rows of 16 tokens. The kernels process the copy like a page, so results are bit-identical whether or not masked
+ * values are finite. */
 #include "visible_values.h"
 
 enum { SLICE_TOKENS = 16, MAX_ROW_GROUPS = FKV_MAX_HEAD_DIM / 32 };

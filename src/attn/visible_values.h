@@ -14,7 +14,7 @@ typedef struct fkv_value_tile {
     const fkv_cpu_kernels *kernels;
     void (*values)(const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], fkv_fetch *next, uint32_t n_tokens,
                    const float *p, uint32_t n_rows, float *out); /* value kernel of `codec` */
-    const fkv_codec *k_codec;                                    /* K codec for which enter() was called */
+    const fkv_codec *k_codec;                                    /* the K codec that was passed to enter() */
     const fkv_codec *codec;                                      /* codec of the value rows */
     const uint8_t *part[FKV_N_PARTS];
     uint32_t n_tokens;

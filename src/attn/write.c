@@ -1,4 +1,4 @@
-/* Writes rows into pages: each K and V row is converted to float, rotated and encoded directly into its slot. The only unpacked
+/* Writes rows into pages. Each K or V row is converted to float, rotated and encoded directly into its slot. The only unpacked
  * copy is one row on the stack of the encoding thread. Pages of a sealed layer that are now full are sealed, except the first
  * page of a sequence, which all queries read in open form. */
 #include "attn.h"
@@ -57,7 +57,7 @@ static void write_tokens(void *context, uint32_t item, uint32_t thread) {
     uint32_t end = fkv_min_u32(token + TOKENS_PER_ITEM, j->n_tokens);
     const fkv_attn_row *row = row_of(j, token);
     for (; token < end; token++) {
-        uint32_t at = token + j->rows[0].first; /* index of the token, counted like fkv_attn_row.first */
+        uint32_t at = token + j->rows[0].first; /* index of the token, in the numbering of fkv_attn_row.first */
         while (at >= row->first + row->n_tokens) row++;
         uint32_t position = row->start + (at - row->first);
         uint32_t page = fkv_page_at(layer->sealed ? row->open : row->view, position / j->block->page_tokens);
@@ -75,7 +75,8 @@ static void write_tokens(void *context, uint32_t item, uint32_t thread) {
     }
 }
 
-/* Seals one block: KV head item % G of full page item / G, where the pages to seal are numbered over all rows of the step. */
+/* Seals one block, which belongs to page item / G and KV head item % G. The pages to seal are numbered consecutively over all
+ * rows of the step. */
 static void seal_page(void *context, uint32_t item, uint32_t thread) {
     (void)thread;
     const write_job *j = context;

@@ -8,12 +8,12 @@
  *     q != 0:  scale = edge / q, bias = edge;     q == 0:  bias = 0
  *     code = clamp(rint((x - bias) / scale), 0, bins);  scale and bias are then rounded to the 16-bit type of the page
  *
- * Before scale and bias are rounded, the value `edge` is represented exactly, and so is 0 if lo <= 0 <= hi. The quantization
- * error is at most |scale| at the opposite end of the range, and at most |scale| / 2 for every other value.
+ * Before scale and bias are rounded, the value `edge` is represented exactly. If lo <= 0 <= hi, 0 is also represented exactly.
+ * The quantization error is at most |scale| at the opposite end of the range, and at most |scale| / 2 for every other value.
  *
  * The input may be any float, because rotated rows are not 16-bit values. When a row is decoded, the product of scale (11
- * significant bits) and code (8 bits) is exact in float, so FMA contraction cannot change the result. It would change the results
- * of refits, so refits must be compiled without FMA contraction. The rounding mode must be round to nearest, ties to even.
+ * significant bits) and code (8 bits) is exact in float, so FMA contraction cannot change the result. FMA contraction would
+ * change the results of refits, so refits must be compiled without it. The rounding mode must be round to nearest, ties to even.
  */
 #include "affine.h"
 

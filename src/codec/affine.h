@@ -2,11 +2,11 @@
  * codes of float16 (FKV_F16) or bfloat16 (FKV_BF16) rows. This header declares the arithmetic that vector kernels share with
  * affine.c.
  *
- * MLX does not rotate rows, so rotated rows need not match its results. For rotated rows with 4 bits or fewer, flatkv chooses a
- * scale and bias (a line) that reduce the error. The initial line passes through the minimum and the maximum of the group. It is
- * then refitted FKV_REFITS times: the values are quantized with the current line, and a new line is fitted to the codes and
- * values by least squares. Decoding is unchanged. For Gaussian rows, refitting reduces the squared error by 13 % (4 bits, groups
- * of 64), 20 % (4 bits, groups of 32) and 44 % (2 bits, groups of 64).
+ * MLX does not rotate rows, so the codes of rotated rows need not match those of MLX. For rotated rows with 4 bits or fewer,
+ * flatkv chooses a scale and bias (a line) that reduce the error. The initial line passes through the minimum and the maximum of
+ * the group. It is then refitted FKV_REFITS times: the values are quantized with the current line, and a new line is fitted to
+ * the codes and values by least squares. Decoding is unchanged. For Gaussian rows, refitting reduces the squared error by 13 % (4
+ * bits, groups of 64), 20 % (4 bits, groups of 32) and 44 % (2 bits, groups of 64).
  */
 #ifndef FKV_AFFINE_H
 #define FKV_AFFINE_H
@@ -33,7 +33,7 @@ typedef struct fkv_refit {
     float cp[FKV_CODEC_LANES];
 } fkv_refit;
 
-/* Returns the scale and bias that fit a group's values best (least squares), given the codes that `line` assigns to the values.
+/* Returns the scale and bias that best fit a group's values (least squares), given the codes that `line` assigns to the values.
  * `sums` holds the sums over these codes and values. */
 fkv_affine fkv_codec_refit(const fkv_codec *codec, fkv_affine line, const fkv_refit *sums);
 

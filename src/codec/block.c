@@ -3,8 +3,8 @@
  * This file defines the order and alignment of the parts. Their sizes come from the codec. A part that a codec does not use has
  * size 0 and the same offset as the next part.
  *
- * Invariant: the parts are stored in the order K codes, K scales, K biases, V codes, V scales, V biases, without overlap. Each
- * part, and the end of the block, is aligned to FKV_BLOCK_ALIGN.
+ * The parts are stored in the order K codes, K scales, K biases, V codes, V scales, V biases, without overlap. Each part, and the
+ * end of the block, is aligned to FKV_BLOCK_ALIGN.
  */
 #include "block.h"
 

@@ -1,6 +1,6 @@
-/* Layout of a block, the part of a page that belongs to one layer and one KV head. A block consists of K codes, K scales, K
- * biases, V codes, V scales, V biases. Each of these parts is token-major and aligned to FKV_BLOCK_ALIGN. docs/page_format.md is
- * the bit-exact specification.
+/* Layout of a block, which is the part of a page that belongs to one layer and one KV head. A block consists of K codes, K
+ * scales, K biases, V codes, V scales, V biases. Each of these parts is token-major and aligned to FKV_BLOCK_ALIGN.
+ * docs/page_format.md is the bit-exact specification.
  *
  * The KV heads of a layer share one fkv_block (fkv_attn_layer.block), unless each head has its own channel order
  * (fkv_attn_layer.head_blocks). An fkv_block contains no information about other heads.
@@ -42,9 +42,9 @@ enum { FKV_OPEN_SPAN = 4 };
  * which are stored as 16-bit floats; in other layers, it is 0. */
 void fkv_block_make_open(uint32_t dim, uint32_t rope_dim, fkv_type type, uint32_t page_tokens, fkv_block *block);
 
-/* Returns the codec of the rows of latent channels in the pages of a latent layer. FKV_CODEC_SEALED is replaced with affine codes
- * of the same width, because latent channels are also values, which need a scale per row. The groups are the same as in open
- * blocks. Other codecs are returned unchanged. */
+/* Returns the codec of the rows of latent channels in the pages of a latent layer. FKV_CODEC_SEALED is replaced with an affine
+ * codec of the same bit width, because latent channels are also values, and values need one scale per row. The groups are the
+ * same as in open blocks. Other codecs are returned unchanged. */
 fkv_codec_config fkv_block_latent_codec(fkv_codec_config config, uint32_t dim);
 
 /* Sets part[] to the addresses of a token's codes, scales and biases. For a sealed codec, `token` must be a multiple of

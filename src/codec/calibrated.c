@@ -1,4 +1,4 @@
-/* Codec definition and channel order of calibrated keys. sealed.c defines the positions and the meaning of their codes.
+/* Codec definition and channel order of calibrated keys. sealed.c defines where their codes are stored and what they mean.
  * Calibrated keys differ from sealed keys in two respects: the code width is chosen per channel, and a code is stored as one, two
  * or three digits of 2 bits. */
 #include "sealed.h"

@@ -1,4 +1,5 @@
-/* The table of codecs: lookup by kind, parsing and printing of names, and the checks that all codecs share.
+/* The table of codecs. This file looks up codecs by kind, parses and prints their names, and contains the checks that all codecs
+ * share.
  *
  * The arithmetic of each codec kind is in its own file (half.c, affine.c, turbo.c, sealed.c). block.c defines where the parts of
  * a row are stored.
@@ -142,7 +143,7 @@ static void list_codec_names(char *text, size_t size) {
     size_t used = 0;
     text[0] = 0;
     for (int k = 0; k < N_KINDS; k++) {
-        if (kinds[k] == NULL || kinds[k]->sides == FKV_ON_V) continue; /* V-only kinds repeat the names of K-only kinds */
+        if (kinds[k] == NULL || kinds[k]->sides == FKV_ON_V) continue; /* V-only kinds have the same names as K-only kinds */
         for (const fkv_codec_name *n = kinds[k]->names; n->name != NULL && used < size; n++)
             used += (size_t)snprintf(text + used, size - used, "%s%s", used == 0 ? "" : ", ", n->name);
     }

@@ -1,4 +1,4 @@
-/* Hadamard rotation: generation of the signs, and the forward and inverse transforms.
+/* Hadamard rotation: generates the signs and computes the forward and inverse transforms.
  *
  * The sign generator and the order of additions are part of the page format, because pages hold rotated rows. The generator is
  * splitmix64, with all arithmetic modulo 2^64:
@@ -12,8 +12,8 @@
  *     signs[2 * i] = low 32 bits of z, signs[2 * i + 1] = high 32 bits of z; bits beyond channel dim - 1 are 0
  *
  * Each block goes through the stages h = 1, 2, 4, ... < block: (x[j], x[j + h]) = (x[j] + x[j + h], x[j] - x[j + h]) for every j
- * with bit h clear. Then every channel is multiplied by norm. All arithmetic is in float. No product is an operand of an
- * addition, so FMA contraction cannot change the result.
+ * with bit h clear. Then every channel is multiplied by norm. All arithmetic is in float. No product is added to another value,
+ * so FMA contraction cannot change the result.
  */
 #include "rotation.h"
 

@@ -66,7 +66,7 @@ void fkv_sealed_key_lines(const fkv_codec *codec, float *lo, float *hi, uint8_t 
     for (uint32_t p = 0; p < codec->dim; p++) {
         uint32_t c = fkv_sealed_channel(codec, p);
         uint16_t scale = key_scale(codec->type, (hi[c] - lo[c]) / fkv_sealed_bins(codec, p));
-        /* adds 0 to turn -0 into +0: the sign of a zero minimum would otherwise depend on the order of comparisons */
+        /* adding 0 turns -0 into +0; otherwise, the sign of a zero minimum would depend on the order of comparisons */
         uint16_t bias = fkv_f32_to_half(codec->type, lo[c] + 0.0f);
         fkv_store_half(scales, p, scale);
         fkv_store_half(biases, p, bias);

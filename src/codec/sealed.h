@@ -4,8 +4,8 @@
  * K (FKV_CODEC_SEALED) has one scale and one bias per channel and page. Large key values occur in the same few channels for all
  * tokens. With one scale per channel, they do not reduce the precision of the other channels. The score of token t is (sum over
  * channels c of (q_c * scale_c) * code_tc) + (sum over c of q_c * bias_c), so the work per token is one dot product with its
- * codes. V (FKV_CODEC_SEALED_V) has one norm per row and codes from a codebook of integers for Gaussian rows; rotated rows are
- * nearly Gaussian.
+ * codes. V (FKV_CODEC_SEALED_V) has one norm per row. Its codes refer to an integer codebook for Gaussian values, because the
+ * values of rotated rows are nearly Gaussian.
  *
  * Codes are stored in the order that matrix instructions need: blocks of FKV_SEALED_TOKENS tokens, divided into lines of 16
  * dwords. A dword of K holds four channels of one token, and a dword of V holds four tokens of one channel. Such a group of four

@@ -6,8 +6,8 @@
  *     code = number of midpoints below p, where midpoints are halfway between neighbouring codebook values
  *     scale is then rounded to the 16-bit type
  *
- * The squares are the only products that are added, and these additions must not be contracted to FMA. In decoding, scale (11
- * bits) times a codebook value (7 bits) is exact. Square root and division must round to nearest.
+ * The squares are the only products that are added, and these additions must not be contracted to FMA. When a row is decoded, the
+ * product of the scale (11 bits) and a codebook value (7 bits) is exact. Square root and division must round to nearest.
  */
 #include "turbo.h"
 

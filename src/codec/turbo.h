@@ -1,6 +1,6 @@
-/* TurboQuant rows are rotated before encoding. Each row has one scale and codes from an integer codebook that is optimal
- * (Lloyd-Max) for Gaussian rows; rotated rows are nearly Gaussian. A decoded value is the product of the scale and a codebook
- * value.
+/* TurboQuant rows are rotated before encoding. Each row has one scale, and its codes refer to an integer codebook. The codebook
+ * is optimal (Lloyd-Max) for Gaussian values, because the values of rotated rows are nearly Gaussian. A decoded value is the
+ * product of the scale and a codebook value.
  *
  * 4-bit and 2-bit codes are packed LSB-first. 3-bit codes are stored in two planes: first the low two bits of all values as 2-bit
  * codes, then the high bits of all values, 8 per byte.
@@ -10,9 +10,8 @@
 
 #include "codec.h"
 
-enum {
-    FKV_TURBO_LANES = 16
-}; /* lanes of the sum of squares: value j is added to lane j % 16, then the lanes are added in ascending order */
+/* Number of lanes in the sum of squares. Value j is added to lane j % 16. The lanes are then added in ascending order. */
+enum { FKV_TURBO_LANES = 16 };
 
 typedef struct fkv_turbo_book {
     float unit;       /* scale of a row whose mean square is 1 */

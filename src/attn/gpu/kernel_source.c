@@ -189,7 +189,7 @@ static bool has_latent_prefill(const fkv_attn_layer *layer) {
            layer->rope_dim == 64 && !layer->sealed;
 }
 
-/* In addition to the conditions for decode, prefill requires that a sealed page is exactly one tile of keys. Layers with codebook
+/* In addition to the conditions for decode, prefill requires that a sealed page be exactly one tile of keys. Layers with codebook
  * codes use matrix instructions only in decode. */
 bool fkv_prefill_has_warpgroups(const fkv_attn_layer *layer) {
     if (is_latent(layer)) return has_latent_prefill(layer);
@@ -240,7 +240,7 @@ uint32_t fkv_decode_rows(fkv_kernel_device device, const fkv_attn_layer *layer, 
     uint32_t most = 4;
     if (has_mma(device, layer)) most = layer->head_dim <= 2 * SLAB ? 16 : 8;
     if ((layer->sealed && heads_per_kv(layer) <= 4) || has_book_walk(layer))
-        most = fkv_max_u32(4, most / 2); /* fewer rows per block are faster, because more warps are resident */
+        most = fkv_max_u32(4, most / 2); /* smaller blocks of rows are faster, because more warps are resident */
     return rows <= 4 || most == 4 ? 4 : rows <= 8 || most == 8 ? 8 : 16;
 }
 
@@ -296,7 +296,7 @@ uint32_t fkv_prefill_ring_words(fkv_kernel_device device) { return (1 + rings_of
 uint64_t fkv_prefill_ring_bytes(fkv_kernel_device device, const fkv_attn_layer *layer) {
     if (device == FKV_KERNEL_METAL || !layer->sealed || !fkv_prefill_has_warpgroups(layer) || layer->window != 0) return 0;
     const uint64_t row =
-        fkv_ceil_div(layer->head_dim, 64) * 128; /* bytes per unpacked key; unpacked values need as many bytes per token */
+        fkv_ceil_div(layer->head_dim, 64) * 128; /* bytes per unpacked key; an unpacked value has the same size */
     const uint32_t unit = 144;                   /* sizeof(pf_page_unit); prefill_share.h checks this size with static_assert */
     const uint64_t image = fkv_ceil_div((uint32_t)((PREFILL_KEYS + 8 + PREFILL_KEYS) * row + unit), 128) * 128;
     return fkv_prefill_ring_words(device) * sizeof(uint32_t) + (uint64_t)rings_of(device) * SLOTS * image;
@@ -354,7 +354,7 @@ static void emit_simdgroups(source_buffer *w, const char *kernel) {
     emit_text(w, kernel);
 }
 
-/* On CUDA, the shared memory of the kernel exceeds the limit for arrays of fixed size, so the launch requests it. */
+/* On CUDA, the kernel's shared memory exceeds the limit for arrays of fixed size, so it is requested at launch. */
 static void emit_latent_decode(source_buffer *w, fkv_kernel_device device) {
     if (device == FKV_KERNEL_CUDA)
         emit_text(w, "#undef FKV_SHARED_ARRAY\n"
@@ -447,7 +447,7 @@ uint32_t fkv_kernel_threads(fkv_kernel_device device, fkv_kernel kernel, const f
 }
 
 /* Returns the number of blocks that should be resident on a multiprocessor; the compiler limits the registers per thread
- * accordingly. The number is large enough to keep the memory busy, and small enough that registers do not spill. If the K bits
+ * accordingly. The number is large enough to saturate memory bandwidth, and small enough to avoid register spills. If the K bits
  * and the V bits add up to at most 12, tiles are larger and need more registers. */
 uint32_t fkv_decode_blocks(const fkv_attn_layer *layer, uint32_t decode_rows) {
     const fkv_codec *codec = layer->block.codec;

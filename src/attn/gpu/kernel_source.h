@@ -1,6 +1,6 @@
 /* Assembles the source code of GPU kernels, which is compiled at run time. There is one source for each pair of layer shape and
- * kernel. The sources are written in the common subset of CUDA, Metal and C++, on top of a prelude for each device. README.md
- * lists the inputs, outputs and grids of the kernels.
+ * kernel. The sources are written in the common subset of CUDA, Metal and C++ and use a prelude for each device. README.md lists
+ * the inputs, outputs and grids of the kernels.
  */
 #ifndef FKV_KERNEL_SOURCE_H
 #define FKV_KERNEL_SOURCE_H
@@ -15,7 +15,7 @@ typedef enum fkv_kernel {
     FKV_KERNEL_PUT_NUMBERS,
     FKV_KERNEL_DECODE,
     FKV_KERNEL_MERGE,
-    FKV_KERNEL_DECODE_MERGE, /* both of the above in one kernel; not on Metal */
+    FKV_KERNEL_DECODE_MERGE, /* combines FKV_KERNEL_DECODE and FKV_KERNEL_MERGE; not on Metal */
     FKV_KERNEL_PREFILL,
     FKV_KERNEL_COPY_DECODED,
     FKV_KERNEL_SEAL, /* seals pages of sealed layers; a separate write kernel, built for the open block format, writes new rows to
@@ -23,17 +23,17 @@ typedef enum fkv_kernel {
     FKV_N_KERNELS
 } fkv_kernel;
 
-/* Returns true if there are kernels for this layer. The layer must not be a latent layer on Metal, a latent layer with a head
- * dimension that is not a multiple of 64, with codebook codes, sealed pages or many RoPE channels, or a layer with calibrated
- * keys. */
+/* Returns true if there are kernels for this layer. There are no kernels for layers with calibrated keys, and on Metal, none for
+ * latent layers. On other devices, a latent layer is not supported if its head dimension is not a multiple of 64 or exceeds 512,
+ * or if it has codebook codes, sealed pages or many RoPE channels. */
 FKV_INTERNAL bool fkv_kernels_support(fkv_kernel_device device, const fkv_attn_layer *layer);
 
 /* Returns the number of rows (queries x query heads per KV head) that a decode block processes. item_queries is the word
  * FKV_STEP_ITEM_QUERIES of the step table. */
 FKV_INTERNAL uint32_t fkv_decode_rows(fkv_kernel_device device, const fkv_attn_layer *layer, uint32_t item_queries);
 
-/* Number of 32-bit words of the array `counters` of FKV_KERNEL_DECODE_MERGE, which limits the number of blocks of a launch. All
- * words are 0 between launches. Launches that use the same counters must not overlap. */
+/* Number of 32-bit words in the array `counters` of FKV_KERNEL_DECODE_MERGE. A launch must not have more blocks than the array
+ * has words. All words are 0 between launches. Launches that use the same counters must not overlap. */
 enum { FKV_MERGE_COUNTERS = 4096 };
 
 /* Returns the number of decode blocks that should be resident on one CUDA multiprocessor at the same time. */

@@ -1,7 +1,7 @@
 /* Plans one step for the device: groups queries into work items and divides each history into splits. The code uses only integer
  * arithmetic and allocates no memory.
  *
- * Invariant: the result of a query does not depend on batching. The visible pages, the skipped pages and the split size depend
+ * The result of a query must not depend on batching. Therefore, the visible pages, the skipped pages and the split size depend
  * only on the query position and the plan. Queries are grouped into one item only if their visible pages, skipped pages and split
  * sizes are equal, so grouping never changes a result.
  */
@@ -16,7 +16,7 @@ enum {
     LATENT_SPLIT = 128,    /* minimum split size of latent layers in decode */
     LATENT_DEVICE = 32768, /* history length at which a single sequence of a latent layer fills the device */
     PREFILL_SPLIT = 4096,  /* minimum split size, in tokens, of latent layers in prefill */
-    MERGED_VALUES = 64,    /* maximum number of partial results per thread, if decode itself merges its splits */
+    MERGED_VALUES = 64,    /* maximum number of partial results per thread if the decode kernel merges its splits */
     PREFILL_SPLITS = 4 /* maximum number of splits of latent layers in prefill, which bounds the size of the partial results */
 };
 
@@ -95,7 +95,7 @@ static uint32_t table_pages(const fkv_step_plan *plan, const fkv_attn_row *row, 
     return fkv_min_u32(n_pages, view.n_fixed + view.n_ring);
 }
 
-/* Numbers of entries in the sections of the step table so far. The same functions first count the entries (with words == NULL)
+/* Current number of entries in each section of the step table. The same functions first count the entries (with words == NULL)
  * and then fill the table. */
 typedef struct sections {
     uint32_t n_tokens;
@@ -109,9 +109,9 @@ typedef struct sections {
 } sections;
 
 /* Ranges of visible pages. The pages of a range are read from the same pool. In a sealed layer, the first range contains only the
- * first page and is read from the open pool; it is empty if the first page is not visible or is in the query's own span. The
- * second range is read from the layer's own pool. The third range contains the visible pages of the query's own span and is read
- * from the open pool. In other layers, the first and the third range are empty. */
+ * first page and is read from the open pool. This range is empty if the first page is not visible or is in the query's own span.
+ * The second range is read from the layer's own pool. The third range contains the visible pages of the query's own span and is
+ * read from the open pool. In other layers, the first and the third range are empty. */
 typedef struct page_ranges {
     uint32_t begin[4]; /* range i consists of the visible pages [begin[i], begin[i + 1]) */
     uint32_t pages[3]; /* number of pages per split in each range */
@@ -287,7 +287,8 @@ void fkv_step_table_fill(const fkv_step_plan *plan, const fkv_attn_row *rows, ui
     for (uint32_t r = 0; r < n_rows; r++) add_row_sections(plan, &rows[r], r, &s, words);
 }
 
-/* Appends word i to the run if `add` equals the run's addend and i continues its stride. Otherwise returns false. */
+/* Appends word i to the run if `add` equals the number that the run adds, and i continues the run's stride. Otherwise, returns
+ * false. */
 static bool extend_run(fkv_table_run *run, uint32_t i, uint32_t add) {
     if (run->add != add || (run->count > 1 && i != run->first + run->stride * run->count)) return false;
     if (run->count == 1) run->stride = i - run->first;

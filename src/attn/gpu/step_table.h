@@ -31,7 +31,7 @@ uint32_t fkv_step_split_pages(const fkv_step_plan *plan, uint32_t n_visible, boo
 FKV_INTERNAL uint32_t fkv_step_table_words(const fkv_step_plan *plan, const fkv_attn_row *rows, uint32_t n_rows);
 FKV_INTERNAL void fkv_step_table_fill(const fkv_step_plan *plan, const fkv_attn_row *rows, uint32_t n_rows, uint32_t *words);
 
-/* A change of a table: adds the same number to `count` words, at indices first, first + stride, and so on. */
+/* A change to a table: the number `add` is added to `count` words, at indices first, first + stride, and so on. */
 typedef struct fkv_table_run {
     uint32_t first;
     uint32_t stride;

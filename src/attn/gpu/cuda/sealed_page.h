@@ -1,4 +1,4 @@
-/* Tiles of sealed pages for decode_sealed.h: loads a tile and converts its codes to matrix operands. codebook_page.h implements
+/* Support for sealed pages in decode_sealed.h: loads a tile and converts its codes to matrix operands. codebook_page.h implements
  * the same interface for rows of codebook codes.
  */
 constexpr int SD_K_TERMS = 1; /* number of operand bytes whose sum is the value of a K code */
@@ -15,7 +15,7 @@ constexpr fkv_u32 SD_OTHER_LANE = 4;
 FKV_FN fkv_u32 sd_first_token(fkv_u32 lane) { return sd_lane_run(lane); }
 
 /* Packed bytes of a tile. They are copied to shared memory with cp.async while the previous tile is computed. Direct loads into
- * registers would be slower: they would share one scoreboard, so the first use of a loaded value would wait for all loads. */
+ * registers would be slower. They would share one scoreboard, so the first use of any loaded value would wait for all loads. */
 struct sd_tile {
     FKV_SHARED const fkv_u32 *keys;        /* address of the thread's first key codes in the warp's buffer */
     FKV_SHARED const fkv_u32 *values;      /* address of the thread's first value codes */
@@ -30,7 +30,7 @@ FKV_FN FKV_SHARED fkv_u32 *sd_norms_at(FKV_SHARED fkv_u32 *buffers, fkv_u32 n) {
     return buffers + n % 2 * SD_BUFFER_WORDS + SD_AT_NORMS;
 }
 
-/* Prepares the stream's n-th tile for use. The keys and norms of the tile must have arrived in shared memory. */
+/* Prepares the stream's n-th tile for use. The tile's keys and norms must already be in shared memory. */
 FKV_FN void sd_open_tile(sd_tile &tile, fkv_u32 n, FKV_SHARED fkv_u32 *buffers, fkv_u32 lane) {
     fkv_u32 r = lane / 4;
     fkv_u32 c = lane % 4;
@@ -104,8 +104,8 @@ FKV_FN void sd_key_operand(const sd_tile &tile, int i, int u, int, fkv_u32 (&a)[
     for (int k = 0; k < 4; k++) a[k] = x[k % 2] >> k / 2 * 4 & 0x0f0f0f0fu;
 }
 
-/* Returns the score of the thread's i-th token. `both` is the dot product of the row's integers with the token's codes, which
- * combines the dot products of the high and the low bytes. */
+/* Returns the score of the thread's i-th token. `both` is the dot product of the row's 16-bit integers with the token's codes,
+ * combined from the dot products of the high and the low bytes. */
 FKV_FN float sd_score_of(const sd_tile &, int, float both, sd_line line) { return fkv_fma(both, line.unit, line.bias); }
 
 /* The next two functions look up the levels of the four lowest codes in a word. sd_levels() returns the level of each code whose

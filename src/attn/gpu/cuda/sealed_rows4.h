@@ -1,7 +1,7 @@
-/* Groups of four query rows for decode_sealed.h. The rows of a group are the B operand of the matrix products. Column 2 * c holds
- * the high bytes of row c, and column 2 * c + 1 holds the low bytes, so that thread (r, c) obtains both dot products of row c.
- * The codes are the A operand: 16 tokens or 16 channels. For row c, the thread holds the scores of tokens 32 * p + 4 * r + i and
- * the output sums of channels 32 * u + 4 * r + i. */
+/* Support for groups of four query rows in decode_sealed.h. The rows of a group are the B operand of the matrix products. Column
+ * 2 * c holds the high bytes of row c, and column 2 * c + 1 holds the low bytes, so that thread (r, c) obtains both dot products
+ * of row c. The codes of 16 tokens (K) or 16 channels (V) are the A operand. For row c, the thread holds the scores of tokens 32
+ * * p + 4 * r + i and the output sums of channels 32 * u + 4 * r + i. */
 /* When operands are built, lanes with r = 2 * n need the high bytes of query row n, and lanes with r = 2 * n + 1 need the low
  * bytes. Each lane computes both bytes for half of the units (32 channels each), and the two lanes then exchange bytes. */
 constexpr int SD_MADE_UNITS = SD_UNITS / 2;
@@ -65,7 +65,7 @@ FKV_FN void sd_score(sd_tile &tile, const sd_queries &queries, sd_scores &score)
 }
 
 /* Builds the B operand from 16-bit weights, for 8 tokens per column. The tokens are in the order of V's nibbles. Their weights
- * are in two lanes of the same row, which are SD_OTHER_LANE lanes apart. */
+ * are held by two lanes that share a row and are SD_OTHER_LANE lanes apart. */
 FKV_FN void sd_weight_operand(const fkv_u32 *bits, fkv_u32 lane, sd_operand &b) {
     fkv_u32 from = lane % 4 * SD_WEIGHT_LANES + lane / 8; /* row r / 2 */
     fkv_u32 pick = lane / 4 % 2 == 0 ? 0x7351u : 0x6240u;
@@ -79,7 +79,7 @@ FKV_FN void sd_weight_operand(const fkv_u32 *bits, fkv_u32 lane, sd_operand &b) 
 FKV_FN void sd_add_values(sd_tile &tile, const sd_weights (&weights)[SD_GROUPS], sd_state &state) {
     const fkv_u32 ones[4] = {0x01010101u, 0x01010101u, 0x01010101u, 0x01010101u};
     sd_take_values(tile, 0);
-    int start[SD_GROUPS][4] = {}; /* accumulators start at the sums of the weights */
+    int start[SD_GROUPS][4] = {}; /* initial accumulators: the sums of the weights */
     FKV_UNROLL
     for (int k = 0; k < SD_GROUPS * SD_PARTS && SD_LESS_ONE; k++) {
         const sd_operand &b = weights[k / SD_PARTS].operand[k % SD_PARTS];

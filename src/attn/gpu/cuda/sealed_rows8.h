@@ -1,9 +1,10 @@
-/* Groups of eight query rows for decode_sealed.h. The rows of a group are the A operand of the matrix products. Operand row r
- * holds the high bytes of query row r, and operand row r + 8 holds the low bytes, so that thread (r, c) obtains both dot products
- * of row r. The codes are the B operand: 8 tokens or 8 channels. For row r, the thread holds the scores of tokens 32 * p + 8 * c
- * + i and the output sums of channels 32 * u + 8 * c + i. Its weights are already its part of the A operand for V. */
-/* The functions in this file have the same interface as in sealed_rows4.h. Each thread computes its own part of the operand, so
- * no bytes are exchanged. */
+/* Support for groups of eight query rows in decode_sealed.h. The rows of a group are the A operand of the matrix products.
+ * Operand row r holds the high bytes of query row r, and operand row r + 8 holds the low bytes, so that thread (r, c) obtains
+ * both dot products of row r. The codes of 8 tokens (K) or 8 channels (V) are the B operand. For row r, the thread holds the
+ * scores of tokens 32 * p + 8 * c + i and the output sums of channels 32 * u + 8 * c + i. The thread's weights are already its
+ * part of the A operand for V. */
+/* The functions in this file have the same interface as the functions in sealed_rows4.h. Each thread computes its own part of the
+ * operand, so no bytes are exchanged. */
 constexpr int SD_MADE_UNITS = SD_UNITS;
 FKV_FN fkv_u32 sd_made_row(fkv_u32 lane) { return lane / 4; }
 FKV_FN fkv_u32 sd_made_line(fkv_u32 lane) { return lane % 4; }
@@ -67,7 +68,7 @@ FKV_FN void sd_weight_operand(const fkv_u32 *bits, fkv_u32, sd_operand &a) {
 
 FKV_FN void sd_add_values(sd_tile &tile, const sd_weights (&weights)[SD_GROUPS], sd_state &state) {
     sd_take_values(tile, 0);
-    int start[SD_GROUPS][4] = {}; /* accumulators start at the sums of the weights */
+    int start[SD_GROUPS][4] = {}; /* initial accumulators: the sums of the weights */
     FKV_UNROLL
     for (int k = 0; k < SD_GROUPS * SD_PARTS; k++)
         fkv_mma_weights(start[k / SD_PARTS], weights[k / SD_PARTS].operand[k % SD_PARTS], 0x01010101u, 0x01010101u,

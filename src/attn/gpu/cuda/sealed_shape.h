@@ -10,7 +10,7 @@ constexpr int SD_UNITS = DC_SLAB / 32; /* number of units (32 channels each) per
 /* With groups of four rows, lanes with the same value of lane % 4 share a row. With groups of eight rows, lanes with the same
  * value of lane / 4 share a row. */
 constexpr fkv_u32 SD_ROW_FIRST =
-    SD_GROUP == 4 ? 4 : 1; /* lanes that share a row differ only in the index bits from SD_ROW_FIRST to SD_ROW_END / 2 */
+    SD_GROUP == 4 ? 4 : 1; /* the indices of lanes that share a row differ only in the bits from SD_ROW_FIRST to SD_ROW_END / 2 */
 constexpr fkv_u32 SD_ROW_END = SD_GROUP == 4 ? 32 : 4;
 FKV_FN fkv_u32 sd_lane_row(fkv_u32 lane) { return SD_GROUP == 4 ? lane % 4 : lane / 4; }
 FKV_FN fkv_u32 sd_lane_run(fkv_u32 lane) { return SD_GROUP == 4 ? lane / 4 * 4 : lane % 4 * 8; }
@@ -32,8 +32,8 @@ constexpr fkv_u32 SD_BLOCK_BYTES = 8 * FKV_D; /* size of the codes of 16 tokens,
 
 /* ---- shared memory layout, in words ---- */
 
-/* Number of words that a thread passes to other warps. Without a shared softmax, these are the scores of all groups of rows. With
- * a shared softmax, they are the scores of the other warp's group and the weights of this warp's group. */
+/* Number of words that a thread passes to other warps. If the softmax is not shared, these are the scores of all groups of rows.
+ * If the softmax is shared, they are the scores of the other warp's group and the weights of this warp's group. */
 constexpr int SD_GIVEN_WORDS = SD_SHARES ? SD_OWN + SD_PARTS * (SD_GROUP / 2) + 2 : SD_GROUPS * SD_OWN;
 constexpr int SD_EXCHANGE_WORDS = DC_SLABS > 1 ? DC_STREAMS *DC_SLABS *SD_GIVEN_WORDS * 32 : 0;
 constexpr int SD_EXCHANGES =
@@ -42,8 +42,8 @@ constexpr int SD_QUERY_WORDS = FKV_D + 4;          /* words per query row, inclu
 constexpr int SD_AT_LINES = DC_ROWS * SD_QUERY_WORDS;                      /* {scales, biases} of a page, one copy per warp */
 constexpr int SD_AT_STATS = SD_AT_LINES + DC_STREAMS * DC_SLABS * DC_SLAB; /* [streams, rows, {max, total}] */
 
-/* Each warp has two buffers for sealed pages: one for the codes of a tile's keys, and one for the codes of its values. After the
- * codes, each of the two buffers has space for norms; consecutive tiles alternate between the two spaces. */
+/* For sealed pages, each warp has two buffers: one for the codes of a tile's keys, and one for the codes of its values. In each
+ * buffer, the codes are followed by space for norms. Consecutive tiles store their norms alternately in the two buffers. */
 constexpr int SD_CODE_WORDS = DC_SLAB * 2 + 8; /* words for the codes of 16 tokens, including padding against bank conflicts */
 constexpr int SD_AT_NORMS = 2 * SD_PARTS * SD_CODE_WORDS;
 constexpr int SD_BUFFER_WORDS = FKV_K_BOOK ? 0 : SD_AT_NORMS + SD_TILE / 2;
@@ -130,12 +130,12 @@ FKV_FN sd_bytes sd_bytes_of(const float *x, float inverse) {
     return {fkv_permute(front, back, 0x7531u), fkv_permute(front, back, 0x6420u) ^ 0x80808080u};
 }
 
-/* Rows whose unit (the value of 1 in the integer operand) exceeds this limit also use the rounding residue of q * scale. Above
- * the limit, the largest channel can change the softmax weights of a page by a factor of more than 2^15, and the rounding of all
- * channels together changes scores by about 1e-3. */
+/* For rows whose unit (the value of 1 in the integer operand) exceeds this limit, the rounding residue of q * scale is used as
+ * well. Above the limit, the largest channel can change the softmax weights of a page by a factor of more than 2^15, and the
+ * rounding of all channels together changes scores by about 1e-3. */
 constexpr float SD_LARGEST_UNIT = 1.0f / 32512.0f;
 
-/* Products q * scale that one thread holds: 8 channels of each of N units (32 channels), for one row of each group. */
+/* Products q * scale that one thread holds: 8 channels in each of N units (32 channels each), for one row of each group. */
 template <int N> struct sd_scaled {
     float x[SD_GROUPS][N][8];
     fkv_u32 largest[SD_GROUPS]; /* largest magnitude as a bit pattern, so that NaN compares as the largest value */

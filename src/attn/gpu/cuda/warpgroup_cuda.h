@@ -1,5 +1,5 @@
 /* Warpgroup primitives of sm_90a for prefill: asynchronous matrix products of 64 rows (wgmma), mbarriers, bulk copies (TMA) and
- * communication between blocks. warpgroup_host.h implements the same functions as plain loops and thereby defines their meaning.
+ * communication between blocks. warpgroup_host.h implements the same functions as plain loops, which define their semantics.
  *
  * Tiles in shared memory have rows of 128 bytes (64 fp16 values). The 16-byte units of a row are swizzled: unit u of row r is
  * stored at u ^ (r % 8). The base of shared memory is aligned to 1024 bytes, and tiles start at multiples of 1024 bytes.
@@ -34,12 +34,12 @@ FKV_FN fkv_shared fkv_shared_make(void *dynamic, fkv_u32 index) {
     fkv_u32 address = (fkv_u32)__cvta_generic_to_shared(dynamic);
     fkv_u32 skip = (1024 - address % 1024) % 1024;
     fkv_u32 aligned = address + skip;
-    /* keeps the compiler from recomputing both values at each use */
+    /* prevents the compiler from recomputing both values at each use */
     if (FKV_SEALED) asm volatile("" : "+r"(aligned), "+r"(index));
     return {(fkv_u8 *)dynamic + skip, aligned, aligned / 16, index};
 }
 
-/* Returns 0 in a form that the compiler cannot evaluate. ORing a constant with this value forces the compiler to keep the
+/* Returns 0, but prevents the compiler from knowing this value. ORing a constant with this value forces the compiler to keep the
  * constant in a register. */
 FKV_FN fkv_u32 fkv_zero(fkv_shared s) { return s.address % 16; }
 
@@ -50,7 +50,7 @@ template <int KEYS, bool ADD> FKV_FN void fkv_wg_scores(fkv_shared, float *d, fk
     fkv_u64 a = FKV_WG_DESCRIPTOR(q_at);
     fkv_u64 b = FKV_WG_DESCRIPTOR(k_at);
     static_assert(KEYS == 8 || KEYS == 16 || KEYS == 32 || KEYS == 64, "unsupported tile size");
-    if constexpr (KEYS == 8) /* d is an input even if the product overwrites it, so it must be initialized */
+    if constexpr (KEYS == 8) /* d must be initialized, because it is an input even if the product overwrites it */
         asm volatile("wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 {%0,%1,%2,%3}, %4, %5, %6, 1, 1, 0, 0;"
                      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
                      : "l"(a), "l"(b), "n"((int)ADD));
@@ -156,7 +156,7 @@ template <bool SIGNED, bool ADD> FKV_FN void fkv_wg_bytes(fkv_shared, int *d, fk
 FKV_FN void fkv_wg_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 FKV_FN void fkv_wg_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 template <int LEFT> FKV_FN void fkv_wg_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LEFT) : "memory"); }
-/* Keeps the compiler from moving accesses to d[0] to d[N - 1] above this point. Emits no instruction. */
+/* Prevents the compiler from moving accesses to d[0] to d[N - 1] above this point. Emits no instruction. */
 template <int N> FKV_FN void fkv_wg_settle(float *d) {
 #pragma unroll
     for (int i = 0; i < N; i++) asm volatile("" : "+f"(d[i])::"memory");

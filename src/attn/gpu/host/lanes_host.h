@@ -2,8 +2,8 @@
  *
  * With a sanitizer, each GPU thread is an OS thread, so that ThreadSanitizer reports data races in the kernels. Otherwise, the
  * GPU threads (lanes) are fibers of one OS thread: a lane runs until it waits, and then the next lane runs. Lanes run in
- * ascending order in one block and in descending order in the next block. If a read does not wait for the corresponding write, it
- * therefore sees the old value in one of the two orders. Blocks run one after another.
+ * ascending order in one block and in descending order in the next block. Therefore, if a read does not wait for the
+ * corresponding write, it reads the old value in one of the two orders. Blocks run one after another.
  */
 #include <atomic>
 #include <cstdint>
@@ -57,8 +57,8 @@ struct fkv_host_barrier {
     fkv_host_word round{0};
 };
 
-/* The barrier functions are not members of fkv_host_barrier, because the linker would merge the inline member functions of
- * different test cases, although each test case has its own lanes. */
+/* The barrier functions are not members of fkv_host_barrier. The linker would merge the inline member functions of different test
+ * cases, although each test case has its own lanes. */
 FKV_FN void fkv_host_barrier_wait(fkv_host_barrier &barrier, fkv_u32 n) {
     fkv_u32 own = barrier.round;
     if (barrier.n_waiting.fetch_add(1) + 1 < n) return fkv_host_wait_change(barrier.round, own);
@@ -122,7 +122,7 @@ struct fkv_host_fiber {
     bool done;
     bool started;
     ucontext_t start; /* starts the fiber */
-    jmp_buf resume;   /* continues a fiber that has started */
+    jmp_buf resume;   /* resumes a fiber that has started */
     void *stack;      /* allocated once and used by all launches; untouched pages of the stack occupy no memory */
 };
 static fkv_host_fiber fkv_host_fibers[FKV_HOST_MAX_THREADS];
@@ -207,7 +207,7 @@ FKV_FN void fkv_host_blocks(fkv_host_launch *launch, fkv_u32 index) {
     for (fkv_u32 i = 0; i < grid[0] * grid[1] * grid[2]; i++) {
         launch->call(launch->body, fkv_place{index, i % grid[0], i / grid[0] % grid[1], i / grid[0] / grid[1]});
         fkv_host_barrier_wait(launch->block.barrier,
-                              launch->block.n_threads); /* waits for all lanes, because the next block reuses the shared memory */
+                              launch->block.n_threads); /* wait for all lanes, because the next block reuses the shared memory */
         if (index == 0) fkv_host_next_block();
     }
 }

@@ -1,6 +1,6 @@
-/* Host prelude for tests. Defines the same names as prelude_cuda.h, on top of lanes_host.h. The emulation is slow, because the
- * lanes of a warp exchange data through memory in all warp operations, including matrix products. The generated source includes
- * src/base/float16.h first. */
+/* Host prelude for tests. Defines the same names as prelude_cuda.h and emulates warps with lanes_host.h. The emulation is slow,
+ * because the lanes of a warp exchange data through memory in all warp operations, including matrix products. The generated
+ * source includes src/base/float16.h first. */
 #include <cmath>
 #include <cstring>
 
@@ -57,7 +57,7 @@ FKV_FN fkv_u32 fkv_pack_bf16(float low, float high) { return fkv_f32_to_bf16(low
 
 /* ---- warp operations ---- */
 
-/* Passes n words of this lane to the other lanes of the warp and returns the words of all lanes. */
+/* Exchanges n words between all lanes of the warp: passes the words of this lane and returns the words of all lanes. */
 typedef fkv_u32 fkv_host_exchanged[8];
 FKV_FN const fkv_host_exchanged *fkv_host_exchange(const fkv_u32 *words, int n) {
     fkv_host_lane *at = &fkv_host_thread;
@@ -133,7 +133,7 @@ FKV_FN fkv_u32 fkv_permute_or_sign(fkv_u32 a, fkv_u32 b, fkv_u32 order) {
 
 FKV_FN fkv_u32 fkv_mask_or(fkv_u32 x, fkv_u32 mask, fkv_u32 bits) { return (x & mask) | bits; }
 
-/* The result is rounded only once, as on the GPU: the product of two fp16 values is exact in a float, and the sum of this product
+/* As on the GPU, the result is rounded only once. The product of two fp16 values is exact in a float, and the sum of this product
  * and a third fp16 value is exact in a double. */
 FKV_FN fkv_u32 fkv_fma_f16x2(fkv_u32 a, fkv_u32 b, fkv_u32 c) {
     fkv_u32 x = 0;
@@ -153,7 +153,7 @@ FKV_FN fkv_u32 fkv_fma_bf16x2(fkv_u32 a, fkv_u32 b, fkv_u32 c) {
     return fkv_pack_bf16(low, high);
 }
 
-/* d = a * b + c for matrices of bytes. A and B are the byte types (signed or unsigned) of a and b. */
+/* Computes d = a * b + c for matrices of bytes. A and B are the byte types (signed or unsigned) of a and b. */
 template <typename A, typename B> static void fkv_host_mma_bytes(int *d, const fkv_u32 *a, fkv_u32 b0, fkv_u32 b1, const int *c) {
     const fkv_u32 words[6] = {a[0], a[1], a[2], a[3], b0, b1};
     const fkv_host_exchanged *all = fkv_host_exchange(words, 6);

@@ -1,6 +1,6 @@
-/* Host emulation of simdgroup matrices. The host functions define the meaning of the functions in simdgroup_metal.h. Each lane
- * holds two adjacent elements of the result. It also holds the inputs from which it computes them: one row of the left matrix and
- * two columns of the right matrix. Lanes do not wait for each other. Each lane accesses shared memory itself, so ThreadSanitizer
+/* Host emulation of simdgroup matrices. The host functions define the semantics of the functions in simdgroup_metal.h. Each lane
+ * holds two adjacent elements of the result. It also holds the inputs of these elements: one row of the left matrix and two
+ * columns of the right matrix. Lanes do not wait for each other. Each lane accesses shared memory itself, so ThreadSanitizer
  * reports a missing barrier as a data race. */
 struct fkv_left {
     float row[8];

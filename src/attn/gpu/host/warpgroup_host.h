@@ -1,6 +1,6 @@
-/* Host emulation of the warpgroup primitives. The host functions define the meaning of the functions in warpgroup_cuda.h. A
- * matrix product completes as soon as it is issued, which is one of the orders of execution that the GPU may choose. Waiting for
- * an mbarrier synchronizes the emulated threads, so ThreadSanitizer reports a data race if a wait is missing.
+/* Host emulation of the warpgroup primitives. The host functions define the semantics of the functions in warpgroup_cuda.h. A
+ * matrix product completes as soon as it is issued, which is one of the possible execution orders on the GPU. Waiting for an
+ * mbarrier synchronizes the emulated threads, so ThreadSanitizer reports a data race if a wait is missing.
  */
 struct fkv_shared {
     fkv_u8 *base; /* aligned to 1024 bytes */
@@ -149,7 +149,7 @@ FKV_FN void fkv_put4(fkv_shared s, fkv_u32 at, fkv_u32 x) { *(fkv_u32 *)(s.base 
 FKV_FN void fkv_put2(fkv_shared s, fkv_u32 at, fkv_u32 x) { *(fkv_u16 *)(s.base + at) = (fkv_u16)x; }
 
 /* Emulated mbarrier. A phase ends after n arrivals, and the phase bit then flips. A wait for a phase returns when that phase has
- * ended. The phase before the first one counts as ended. */
+ * ended. A wait for the phase before the first phase returns immediately. */
 struct fkv_host_mbarrier {
     fkv_u32 n = 0;
     fkv_host_word left{0};

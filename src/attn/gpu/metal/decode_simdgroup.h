@@ -1,6 +1,6 @@
-/* Decode on simdgroup matrices (simdgroup_walk.h). All simdgroups of a thread block together process one split of the history of
- * one KV head, for eight query rows. This kernel is used for layers with at least five query heads per KV head. With fewer query
- * heads, at least half of the eight rows of a matrix would be unused, so decode_plain.h is used instead.
+/* Decode kernel that uses simdgroup matrices (simdgroup_walk.h). All simdgroups of a thread block together process one split of
+ * the history of one KV head, for eight query rows. This kernel is used for layers with at least five query heads per KV head.
+ * With fewer query heads, at least half of the eight rows of a matrix would be unused, so decode_plain.h is used instead.
  *
  * The choice of kernel depends only on the layer, and rows never exchange data. The result of a query is therefore bit-identical
  * whether it is computed alone, with other queries of its sequence, or in a batch.
@@ -30,7 +30,7 @@ FKV_FN void sg_decode(fkv_place place, FKV_SHARED fkv_u32 *shared, FKV_DEVICE co
     keys.end = keys.first + words[FKV_SPLIT_N_TOKENS];
     keys.gap_at = FKV_SINK_PAGES * FKV_PAGE_TOKENS;
     keys.gap = words[FKV_SPLIT_SKIPPED] * FKV_PAGE_TOKENS;
-    keys.begin = 0; /* `gap` already skips the pages before the window */
+    keys.begin = 0; /* 0, because `gap` already skips the pages before the window */
 
     FKV_SHARED float *sums = (FKV_SHARED float *)shared;
     sg_attend<FKV_ITEM_ROWS, FORM>(place, sums, item, keys, q);

@@ -1,5 +1,5 @@
-/* Prefill on simdgroup matrices (simdgroup_walk.h). Grid: (tile of the step table, KV head, slice of FKV_PREFILL_ROWS rows of
- * queries x heads). Scores never leave the block.
+/* Prefill kernel that uses simdgroup matrices (simdgroup_walk.h). Grid: (tile of the step table, KV head, slice of
+ * FKV_PREFILL_ROWS rows of queries x heads). Scores never leave the block.
  *
  * The result of a row does not depend on batching: tiles of keys start at multiples of 32 tokens, and masked keys add only zeros.
  * Tiles are skipped if they start after the position of the last row, or if they are between the sinks and the window of the

@@ -12,8 +12,8 @@ typedef metal::simdgroup_float8x8 fkv_left;
 typedef metal::simdgroup_float8x8 fkv_right;
 typedef metal::simdgroup_float8x8 fkv_sums;
 
-/* The next functions load a matrix whose rows are `stride` floats apart. If `turned` is true, the matrix is transposed: a row in
- * memory becomes a column. */
+/* The next functions load a matrix whose rows are `stride` floats apart. If `turned` is true, the matrix is transposed, so that a
+ * row in memory becomes a column. */
 FKV_FN fkv_left fkv_left_load(FKV_SHARED const float *at, fkv_u32 stride) {
     fkv_left x;
     metal::simdgroup_load(x, at, stride);

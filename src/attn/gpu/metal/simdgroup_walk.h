@@ -1,5 +1,5 @@
-/* Attention over packed pages on 8 x 8 float matrices, shared by prefill_simdgroup.h and decode_simdgroup.h. A block has four
- * simdgroups and 8, 16 or 32 rows (queries x query heads), and processes tiles of 32 keys in order:
+/* Computes attention over packed pages with 8 x 8 float matrices. Shared by prefill_simdgroup.h and decode_simdgroup.h. A block
+ * has four simdgroups and 8, 16 or 32 rows (queries x query heads), and processes tiles of 32 keys in order:
  *
  *   keys     are unpacked to threadgroup memory in slabs of 64 channels, 16 values per thread; each simdgroup unpacks 8 keys
  *            and multiplies them by all rows
@@ -7,11 +7,11 @@
  *   values   are unpacked in the same way; each simdgroup sums 16 channels of each slab for all rows
  *
  * Packed bytes are read once for all rows. They are loaded while the previous slab is multiplied. Keys and values are converted
- * to float, because fp16 would cause errors of 2e-2 for keys with a few large channels. After the softmax of each tile, the
- * output sums are multiplied by a factor per row.
+ * to float. With fp16, keys with a few large channels would cause errors of 2e-2. After the softmax of each tile, the output sums
+ * are multiplied by a factor per row.
  *
- * Bottleneck: the size of threadgroup memory (32 KB), which limits the number of rows per block: 32 rows for heads of up to 128
- * channels, 16 rows for up to 256 channels, and 8 rows for up to 512 channels.
+ * The kernels are limited by the size of threadgroup memory (32 KB), which determines the number of rows per block: 32 rows for
+ * heads of up to 128 channels, 16 rows for up to 256 channels, and 8 rows for up to 512 channels.
  */
 #define SG_THREADS 128
 #define SG_WARPS 4
@@ -33,7 +33,7 @@
 
 /* ---- rows and keys ---- */
 
-/* The rows of a thread block: consecutive queries x query heads of one KV head. */
+/* The rows of a thread block: consecutive (query, query head) pairs of one KV head. */
 struct sg_item {
     fkv_u32 first_token; /* index, among the step's tokens, of the first token of the tile or item */
     fkv_u32 position;    /* position of this token in its sequence */
@@ -220,7 +220,7 @@ FKV_FN void sg_add_scores(FKV_SHARED const float *queries, FKV_SHARED const floa
 }
 
 /* Accumulates the weighted values of 16 channels of a slab, which this simdgroup handles, for all rows. `channels` is the number
- * of channels from the first of these channels to the end of the row. */
+ * of channels from the first of these 16 channels to the end of the row. */
 template <int ROWS>
 FKV_FN void sg_add_values(FKV_SHARED const float *weights, FKV_SHARED const float *values, int channels,
                           FKV_LOCAL fkv_sums (&sums)[ROWS / 8][2]) {
@@ -363,8 +363,8 @@ FKV_FN void sg_process_keys(fkv_u32 index, FKV_SHARED float *shared, FKV_LOCAL c
     }
 }
 
-/* Computes the attention of a block's rows over its keys. On return, the output sums have replaced the queries in shared
- * memory, and {max, total} of each row have replaced the row's first two factors. */
+/* Computes the attention of a block's rows over its keys. On return, shared memory holds the output sums in place of the queries,
+ * and {max, total} of each row in place of the row's first two factors. */
 template <int ROWS, class FORM>
 FKV_FN void sg_attend(fkv_place place, FKV_SHARED float *shared, FKV_LOCAL const sg_item &item, FKV_LOCAL const sg_keys &keys,
                       FKV_DEVICE const void *q) {
