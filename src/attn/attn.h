@@ -15,8 +15,8 @@
  *
  * A latent layer has one KV head. Its keys consist of head_dim latent channels and rope_dim RoPE channels, and the latent
  * channels are also the values. A score is the sum of two dot products, one over the latent channels and one over the RoPE
- * channels. Each uses the kernels of its codec. In a sealed latent layer, both blocks have row codecs: 8 bits in open form and
- * fewer bits in sealed form.
+ * channels. Each dot product uses the kernels of the codec of its channels. In a sealed latent layer, both blocks have row
+ * codecs: 8 bits in open form and fewer bits in sealed form.
  */
 #ifndef FKV_ATTN_H
 #define FKV_ATTN_H

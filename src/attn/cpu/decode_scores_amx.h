@@ -1,8 +1,8 @@
 /* AMX score kernels for decode-sized tiles. Included by kernels_amx.c; the value kernels are in decode_values_amx.h.
  *
- * Matrix A holds the codes of 16 tokens for one chunk of the head dimension. 8-bit codes are loaded from the page as stored;
- * 4-bit codes are unpacked. Matrix B holds four query rows. Each row has three columns, one for each byte of its values. The rows
- * of the result are tokens, so the dot products are transposed while they are converted to float.
+ * Matrix A holds the codes of 16 tokens for one chunk of the head dimension. 8-bit codes are loaded directly from the page, and
+ * 4-bit codes are unpacked first. Matrix B holds four query rows. Each row has three columns, one for each byte of its values.
+ * The rows of the result are tokens, so the dot products are transposed while they are converted to float.
  *
  * A step covers 16 tokens, four query rows and one chunk. Two steps are in flight: the matrix multiplication of the next step
  * starts before the dot products of the current step are converted, so that the matrix unit and the vector units work in

@@ -5,9 +5,9 @@
  * Results are bit-identical to those of kernels_vnni.h: integer sums are exact in any order, and the float operations that follow
  * are performed in the same order. Softmax and weights are in rows16_avx512.h.
  *
- * Scores: matrix A holds one byte of each query value, for 16 rows and one chunk of the head dimension; matrix B holds the codes
- * of that chunk as quads, for 16 tokens. Values: matrix A holds one byte of each weight, for 16 rows and 64 tokens; matrix B
- * holds the codes of these tokens as quads, for 16 values. The codes of a tile are rearranged once for all rows.
+ * For scores, matrix A holds one byte of each query value, for 16 rows and one chunk of the head dimension. Matrix B holds the
+ * codes of that chunk as quads, for 16 tokens. For values, matrix A holds one byte of each weight, for 16 rows and 64 tokens.
+ * Matrix B holds the codes of these tokens as quads, for 16 values. The codes of a tile are rearranged once for all rows.
  *
  * Accumulators alternate between two sets of tile registers. The matrix multiplications of one set start before the accumulators
  * of the other set are stored and converted, so that the matrix unit and the vector units work in parallel. These kernels are

@@ -3,8 +3,8 @@
  * kernels_avx512vnni.c).
  *
  * Scores: a query is rounded to 23 bits once for all tiles and split into three digits, like the queries for sealed keys. The
- * rounding step is derived from the query's largest value. Levels are integers. The score is row scale * step * (sum of x *
- * level), where x are the rounded integers of the query; the sum is exact. The rounding error does not exceed that of the float
+ * rounding step is derived from the query's largest value. Levels are integers. The score is (row scale) * step * (sum of x *
+ * level), where x are the rounded integers of the query. The sum is exact. The rounding error does not exceed that of the float
  * kernels, because a query has a single step and a row has a single scale. The float kernels process only those queries whose
  * values are so small that the inverse of the step would overflow.
  *

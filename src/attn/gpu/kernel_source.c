@@ -197,7 +197,7 @@ bool fkv_prefill_has_warpgroups(const fkv_attn_layer *layer) {
     return has_sealed_mma(layer) && layer->head_dim <= SLAB && layer->block.page_tokens == PREFILL_KEYS;
 }
 
-/* Layout of decode_latent.h, which checks the size of its shared memory with static_assert. */
+/* Constants of decode_latent.h. A static_assert in the generated source checks the size of the shared memory. */
 enum { LATENT_SLAB = 64, LATENT_TILE = 32, LATENT_STAGES = 3, LATENT_ROWS = 16, LATENT_WARPS = 16, ROPE_STEP = 16 };
 
 bool fkv_kernels_support(fkv_kernel_device device, const fkv_attn_layer *layer) {

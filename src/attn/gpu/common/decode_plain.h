@@ -1,5 +1,5 @@
-/* Decode without matrix instructions (plain_tile.h), for devices and head dimensions that decode_mma.h does not support. The
- * kernel has the same interface as the kernel in decode_mma.h and writes partial results in the same format, but it supports
+/* Decode kernel without matrix instructions (plain_tile.h), for devices and head dimensions that decode_mma.h does not support.
+ * The kernel has the same interface as the kernel in decode_mma.h and writes partial results in the same format, but it supports
  * every codec and head dimension. One block processes one split of the history of one KV head for up to four rows. Its four warps
  * process the tiles of the split in round-robin order.
  */

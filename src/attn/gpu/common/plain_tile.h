@@ -1,7 +1,7 @@
-/* Attention without matrix instructions, for any head dimension, codec and device; shared by decode_plain.h and prefill_plain.h.
- * One warp processes one tile of keys, which are all in the same page, for a few query rows. Each lane first computes the scores
- * of one key for all rows. It then accumulates the values of channels lane, lane + 32, ... Codes are unpacked in registers, one
- * chunk at a time (chunks.h), and each code is unpacked only once for all rows of the warp.
+/* Computes attention without matrix instructions, for any head dimension, codec and device. Shared by decode_plain.h and
+ * prefill_plain.h. One warp processes one tile of keys, which are all in the same page, for a few query rows. Each lane first
+ * computes the scores of one key for all rows. It then accumulates the values of channels lane, lane + 32, ... Codes are unpacked
+ * in registers, one chunk at a time (chunks.h), and each code is unpacked only once for all rows of the warp.
  */
 /* Processes a tile of n_keys keys. `token` is the position of the first key, and `slot` is the page slot of that key. queries:
  * [rows, D]. weights: buffer [rows, 32] of this warp for softmax weights. */

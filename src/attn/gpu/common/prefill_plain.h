@@ -1,6 +1,6 @@
-/* Prefill without matrix instructions (plain_tile.h), for devices and layers that neither prefill_wgmma.h nor prefill_simdgroup.h
- * supports. Grid: (tile of queries, KV head, slice of FKV_PREFILL_ROWS rows). Each warp processes FKV_WARP_ROWS rows at a time
- * and iterates over all keys of these rows.
+/* Prefill kernel without matrix instructions (plain_tile.h), for devices and layers that neither prefill_wgmma.h nor
+ * prefill_simdgroup.h supports. Grid: (tile of queries, KV head, slice of FKV_PREFILL_ROWS rows). Each warp processes
+ * FKV_WARP_ROWS rows at a time and iterates over all keys of these rows.
  *
  * The result of a row does not depend on batching: tiles of keys start at multiples of their length, and a fully masked tile adds
  * nothing.

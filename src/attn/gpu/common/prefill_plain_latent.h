@@ -1,6 +1,6 @@
-/* Prefill of latent pages without matrix instructions, for CUDA devices other than Hopper. Grid: (tile of queries, 1, slice of
- * FKV_PREFILL_ROWS rows). Each warp processes one row at a time: a lane first computes the score of one key and then accumulates
- * the values of channels lane, lane + 32, ...
+/* Prefill kernel for latent pages without matrix instructions, for CUDA devices other than Hopper. Grid: (tile of queries, 1,
+ * slice of FKV_PREFILL_ROWS rows). Each warp processes one row at a time: a lane first computes the score of one key and then
+ * accumulates the values of channels lane, lane + 32, ...
  *
  * The result of a row does not depend on batching: tiles of keys start at multiples of FKV_PLAIN_KEYS, and a fully masked tile
  * adds nothing.

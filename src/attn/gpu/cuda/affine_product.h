@@ -312,7 +312,7 @@ FKV_FN void ap_finish(float (*totals)[4], FKV_SHARED float *shared, fkv_u32 inde
 }
 
 /* x: [n_rows, n_columns]; codes: [n_outputs, n_columns * FKV_BITS / 32] words; scales, biases: [n_outputs, n_columns /
- * FKV_GROUP]; out: [n_rows, n_outputs]. n_rows: at most AP_ROWS; n_columns: a multiple of AP_CHUNK */
+ * FKV_GROUP]; out: [n_rows, n_outputs]. n_rows must be at most AP_ROWS, and n_columns must be a multiple of AP_CHUNK. */
 FKV_FN void fkv_affine_product(fkv_place place, FKV_SHARED float *shared, const void *x, const void *codes, const void *scales,
                                const void *biases, fkv_u32 n_rows, fkv_u32 n_columns, fkv_u32 n_outputs, void *out) {
     const fkv_u32 lane = place.index % 32;

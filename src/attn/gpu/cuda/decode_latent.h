@@ -279,8 +279,8 @@ FKV_FN void lt_put_lines(const lt_place &at, FKV_SHARED float *scales, const lt_
 
 /* ---- queries ---- */
 
-/* Query operands of the warp's channels for rows r and r + 8, and sums of these queries over each group, to be multiplied by the
- * biases. */
+/* Query operands of the warp's channels for rows r and r + 8, and the sums of these queries over each group, which are multiplied
+ * by the biases. */
 struct lt_queries {
     lt_left latent[LT_STEPS];
     lt_left rope[LT_ROPE_STEPS > 0 ? LT_ROPE_STEPS : 1];

@@ -58,8 +58,8 @@ struct dc_k : dc_side<FKV_K_BITS, FKV_K_GROUP, FKV_K_BOOK> {
     static constexpr int step_channels = bits == 16 ? 16 : 32; /* number of channels per matrix product */
     static constexpr int steps = DC_SLAB / step_channels;
     static constexpr int unit_steps = span / step_channels;
-    /* Each query value is split into two 16-bit values or three bytes, and each of these is in a separate row of the A operand. A
-     * row tile has 16 operand rows. */
+    /* Each query value is split into two 16-bit values or three bytes, each of which is in a separate row of the A operand. A row
+     * tile has 16 operand rows. */
     static constexpr int parts = bits == 16 ? 2 : 3;
     static constexpr int row_tiles = bits == 16 ? DC_OWN_ROWS : DC_ROWS == 4 ? 1 : DC_ROWS == 8 ? 2 : 3;
 };
@@ -80,8 +80,8 @@ struct dc_v : dc_side<FKV_V_BITS, FKV_V_GROUP, FKV_V_BOOK> {
     static constexpr bool is_bf16 = bits == 16 && FKV_PAGE_BF16;                 /* if true, p is split into two bfloat16 terms */
     static constexpr float middle = bits == 8 ? 128.0f : bits == 4 ? 8.0f : 2.0f;
 
-    /* group_of_unit() returns the index of the scale group of unit u, and group_of_tile() that of tile t (16 channels), among the
-     * scale groups that the thread handles. */
+    /* group_of_unit() returns the scale group of unit u, and group_of_tile() returns the scale group of tile t (16 channels).
+     * Both return an index among the scale groups that the thread handles. */
     FKV_FN constexpr int group_of_unit(int u) { return bits == 16 || span == DC_SLAB ? 0 : DC_DUPLICATED ? u / 2 : u; }
     FKV_FN constexpr int group_of_tile(int t) { return group_of_unit(t / (2 * quads)); }
 };

@@ -1,4 +1,4 @@
-/* Warpgroup prefill of sealed pages: thread blocks that need the same pages share the work of unpacking them.
+/* Part of the prefill kernel in prefill_wgmma.h: thread blocks that need the same sealed pages share the work of unpacking them.
  *
  * Blocks that process neighbouring queries of a sequence for the same KV head need the same sealed pages. Up to
  * FKV_PREFILL_SHARERS of these blocks form a group. In a group of n blocks, each block unpacks every n-th page into a ring buffer
