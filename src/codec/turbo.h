@@ -1,5 +1,5 @@
 /* TurboQuant rows are rotated before encoding. Each row has one scale, and its codes refer to an integer codebook. The codebook
- * is optimal (Lloyd-Max) for Gaussian values, because the values of rotated rows are nearly Gaussian. A decoded value is the
+ * is optimized (Lloyd-Max) for Gaussian values, because the values of rotated rows are nearly Gaussian. A decoded value is the
  * product of the scale and a codebook value.
  *
  * 4-bit and 2-bit codes are packed LSB-first. 3-bit codes are stored in two planes: first the low two bits of all values as 2-bit

@@ -101,8 +101,7 @@ typedef struct decode_score_job {
 } decode_score_job;
 
 FKV_INLINE void unpack_keys(decode_score_job *j, uint32_t block) {
-    size_t bytes =
-        (size_t)LANE_TOKENS * j->t.row_bytes; /* `bytes` is a multiple of 256, because the head dimension is a multiple of 32 */
+    size_t bytes = (size_t)LANE_TOKENS * j->t.row_bytes; /* multiple of 256, because the head dimension is a multiple of 32 */
     const uint8_t *from = j->t.codes + block * bytes;
     uint8_t *to = j->unpacked[block % 2];
     __m512i half = _mm512_set1_epi8(15);
