@@ -191,8 +191,8 @@ static uint32_t row_tiles(const fkv_attn_row *row, uint32_t tile_queries, uint32
 static uint32_t tile_offset(const job *j, const fkv_attn_row *row, uint32_t tile, uint32_t *n_queries) {
     uint32_t head = head_tokens(row, j->tile_cut);
     uint32_t n_head = fkv_ceil_div(head, j->tile_queries);
-    uint32_t from =
-        0; /* first token of the tile's section; positions that are multiples of tile_cut divide a row into sections */
+    /* first token of the tile's section; positions that are multiples of tile_cut divide a row into sections */
+    uint32_t from = 0;
     uint32_t end = head;
     if (tile >= n_head) {
         uint32_t n_each = fkv_ceil_div(j->tile_cut, j->tile_queries);

@@ -47,8 +47,7 @@ typedef struct fkv_attn_layer {
     const fkv_rotation *rotate_v;
     uint8_t *pages;  /* base address; the block of (page, head) is at byte offset (page * G + head) * block.bytes */
     bool calibrated; /* true if each head has its own channel order; head_blocks is then not NULL once the pages are allocated */
-    bool sealed; /* if true, `block` and `pages` describe the sealed pages, and new rows are written to open_pages in the layout
-                    `open` */
+    bool sealed; /* if true, `block` and `pages` describe sealed pages, and rows are written to open_pages in the layout `open` */
     fkv_block open;
     uint8_t *open_pages; /* base address of the open pages, which are addressed like `pages`, with open.bytes bytes per block */
     const fkv_block *head_blocks; /* [G] block layout of each head if keys are calibrated, otherwise NULL; differs from `block`

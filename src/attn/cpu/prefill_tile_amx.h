@@ -25,9 +25,8 @@ typedef struct fused_job {
     sealed_page page;                        /* sealed keys only */
     sealed_rows rows;                        /* quantization state of the current block */
     alignas(64) float high_step[BLOCK_ROWS]; /* rows.step * 256 */
-    alignas(64) float key_norms[FKV_TILE_TOKENS]; /* TurboQuant keys only */
-    alignas(64)
-        uint8_t keys[TILE_BLOCKS * MAX_FUSED_CHUNKS][CHUNK_QUADS][64]; /* key codes of each block of 16 tokens and each chunk */
+    alignas(64) float key_norms[FKV_TILE_TOKENS];                              /* TurboQuant keys only */
+    alignas(64) uint8_t keys[TILE_BLOCKS * MAX_FUSED_CHUNKS][CHUNK_QUADS][64]; /* key codes by block of 16 tokens and chunk */
     alignas(64) int8_t block_digits[MAX_FUSED_CHUNKS][DIGITS][BLOCK_ROWS][CHUNK_NUMBERS];
     alignas(64) float scores[BLOCK_ROWS][FKV_TILE_TOKENS]; /* scores, later products of softmax weights and norms */
     alignas(64) int32_t sums[2][DIGITS][BLOCK_ROWS][16];

@@ -116,9 +116,10 @@ FKV_FN float fkv_merge_finish(fkv_u32 d, FKV_SHARED float *sums, float total) {
         x = x / total;
     }
 #if FKV_ROTATE_V
+    /* channels less than 32 apart belong to threads of the same warp; values of other channels are exchanged through shared
+     * memory */
     FKV_UNROLL
-    for (fkv_u32 h = 1; h < FKV_ROTATION_BLOCK; h *= 2) { /* channels less than 32 apart belong to threads of the same warp;
-                                                             values of other channels are exchanged through shared memory */
+    for (fkv_u32 h = 1; h < FKV_ROTATION_BLOCK; h *= 2) {
         float other = h < 32 ? fkv_shuffle_xor(x, h) : 0.0f;
         if (h >= 32) {
             fkv_sync();

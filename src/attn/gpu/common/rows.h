@@ -200,9 +200,9 @@ FKV_FN float fkv_denominator(float total, float max, FKV_DEVICE const float *sin
 
 /* Applies the butterfly stages of the Hadamard transform to a row (see docs/page_format.md). Called by one warp. */
 FKV_FN void fkv_butterfly_row(fkv_u32 lane, FKV_SHARED float *row) {
+    /* the loop is unrolled, so that every division by h has a constant divisor */
     FKV_UNROLL
-    for (fkv_u32 h = 1; h < FKV_ROTATION_BLOCK;
-         h *= 2) { /* the loop is unrolled, so that every division by h has a constant divisor */
+    for (fkv_u32 h = 1; h < FKV_ROTATION_BLOCK; h *= 2) {
         for (fkv_u32 i = lane; i < FKV_D / 2; i += 32) {
             fkv_u32 d = i / h * 2 * h + i % h;
             float a = row[d];

@@ -100,8 +100,8 @@ FKV_FN void fkv_seal_outliers(fkv_u32 index, FKV_SHARED float *rows, FKV_DEVICE 
 
 FKV_FN void fkv_seal_keys(fkv_u32 index, FKV_SHARED float *lines, FKV_DEVICE const fkv_u8 *open, FKV_DEVICE fkv_u8 *block) {
     const float bins = (float)((1 << FKV_K_BITS) - 1);
-    FKV_SHARED float *rows =
-        lines + 2 * FKV_D; /* until rows are examined, rows[0] is a flag, which is 1 if there may be outlier rows */
+    /* until rows are examined, rows[0] is a flag, which is 1 if there may be outlier rows */
+    FKV_SHARED float *rows = lines + 2 * FKV_D;
     if (index == 0) rows[0] = 0.0f;
     fkv_sync();
     if (fkv_seal_ranges(index, false, rows, open, lines)) rows[0] = 1.0f;

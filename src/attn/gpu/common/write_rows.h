@@ -123,9 +123,9 @@ FKV_FN void fkv_write_book(FKV_LOCAL const float *x, bool is_k, fkv_u32 bits, FK
         largest = other > largest ? other : largest;
     }
     float sum = 0.0f;
+    /* value j is added to partial sum j % 16; lane i holds partial sum i and also adds the values of lane i + 16 */
     FKV_UNROLL
-    for (int i = 0; i < FKV_WRITE_VALUES; i++) { /* value j is added to partial sum j % 16; lane i holds partial sum i and also
-                                                  * adds the values of lane i + 16 */
+    for (int i = 0; i < FKV_WRITE_VALUES; i++) {
         float share = fkv_div(x[i], largest > 0.0f ? largest : 1.0f);
         float square = fkv_mul(share, share);
         sum = fkv_add(fkv_add(sum, square), fkv_shuffle_xor(square, 16));

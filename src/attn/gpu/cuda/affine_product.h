@@ -203,8 +203,8 @@ FKV_FN void ap_mma(float *sums, fkv_u32 a0, fkv_u32 a1, fkv_u32 a2, fkv_u32 a3, 
  * `ones`. */
 FKV_FN void ap_multiply(float (*sums)[4], float *ones, const ap_slot &slot, int i, const fkv_u32 *x) {
     constexpr fkv_u32 one = FKV_ROW_TYPE == 1 ? 0x3c003c00u : 0x3f803f80u;
-    constexpr fkv_u32 again =
-        FKV_BITS == 4 ? one : 0; /* 0 for 8-bit codes, because the second half of b repeats the first half */
+    /* 0 for 8-bit codes, because the second half of b repeats the first half */
+    constexpr fkv_u32 again = FKV_BITS == 4 ? one : 0;
     fkv_u32 b[AP_PARTS][4];
     ap_operands(b, x);
     FKV_UNROLL

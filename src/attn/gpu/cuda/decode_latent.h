@@ -51,8 +51,7 @@ constexpr int LT_AT_WEIGHTS = LT_AT_SCORES + LT_WARPS * LT_SCORES_WORDS > LT_AT_
                                   : LT_AT_QUERIES + LT_QUERY_WORDS;
 constexpr int LT_AT_SCALES =
     LT_AT_WEIGHTS + LT_ROWS * LT_WEIGHT_STRIDE; /* [warps, {scores, values}, groups, tokens, {scale, bias}] */
-constexpr int LT_AT_FACTORS =
-    LT_AT_SCALES + LT_WARPS * LT_GROUPS * LT_TILE * 4; /* [rows] factor by which scores are multiplied */
+constexpr int LT_AT_FACTORS = LT_AT_SCALES + LT_WARPS * LT_GROUPS * LT_TILE * 4; /* [rows] factors for the scores */
 constexpr int LT_AT_SHRINKS = LT_AT_FACTORS + LT_ROWS; /* [rows] factor by which earlier sums are rescaled */
 #define FKV_DECODE_SHARED (LT_AT_SHRINKS + LT_ROWS)
 

@@ -8,9 +8,8 @@
  * The merge is limited by latency. Therefore, the first partial results are loaded together with the statistics of the splits.
  */
 constexpr int FKV_LANE_QUADS = (FKV_D + 127) / 128;
-constexpr fkv_u32 FKV_MERGE_BATCH = FKV_LANE_QUADS == 1   ? 8
-                                    : FKV_LANE_QUADS == 2 ? 4
-                                                          : 2; /* number of splits loaded at the same time */
+/* Number of splits that are loaded at the same time. */
+constexpr fkv_u32 FKV_MERGE_BATCH = FKV_LANE_QUADS == 1 ? 8 : FKV_LANE_QUADS == 2 ? 4 : 2;
 
 typedef float fkv_lane_row[FKV_LANE_QUADS][4]; /* channels of a row that one lane holds */
 

@@ -26,8 +26,9 @@ FKV_FN void dc_load_values(dc_values &to, const fkv_u8 *block, fkv_u32 slot, dc_
     }
 }
 
-/* Converts four channels of tokens a and b to fp16. The middle code is subtracted from every code. Token a is in the lower 16
- * bits of each result word, and token b in the upper 16 bits. The four channels occupy 8, 4, 2 or 1 bytes of each token. */
+/* Converts four channels of tokens a and b to fp16. A code is inserted into the low bits of the fp16 value 1024.0. An FMA then
+ * scales the result and subtracts a constant, which leaves the code minus the middle code. Token a is in the lower 16 bits of
+ * each result word, and token b in the upper 16 bits. The four channels occupy 8, 4, 2 or 1 bytes of each token. */
 FKV_FN void dc_value_quad(const fkv_u32 *a, const fkv_u32 *b, int quad, fkv_u32 *to) {
     if constexpr (dc_v::is_book) {
         dc_book_quad(a, b, quad, to);
@@ -49,21 +50,15 @@ FKV_FN void dc_value_quad(const fkv_u32 *a, const fkv_u32 *b, int quad, fkv_u32 
         FKV_UNROLL
         for (int i = 0; i < 2; i++) {
             fkv_u32 y = x >> 8 * i;
-            to[2 * i] = fkv_fma_f16x2(fkv_mask_or(y, 0x000f000fu, 0x64006400u), 0x3c003c00u,
-                                      0xe408e408u); /* (1024 + code) - 1032 = code - 8 */
-            to[2 * i + 1] = fkv_fma_f16x2(fkv_mask_or(y, 0x00f000f0u, 0x64006400u), 0x2c002c00u,
-                                          0xd480d480u); /* (64 + code) - 72 = code - 8 */
+            to[2 * i] = fkv_fma_f16x2(fkv_mask_or(y, 0x000f000fu, 0x64006400u), 0x3c003c00u, 0xe408e408u);     /* = code - 8 */
+            to[2 * i + 1] = fkv_fma_f16x2(fkv_mask_or(y, 0x00f000f0u, 0x64006400u), 0x2c002c00u, 0xd480d480u); /* = code - 8 */
         }
     } else {
         fkv_u32 x = fkv_permute(a[quad / 4], b[quad / 4], quad % 4 < 2 ? 0x5410u : 0x7632u) >> 8 * (quad % 2);
-        to[0] = fkv_fma_f16x2(fkv_mask_or(x, 0x00030003u, 0x64006400u), 0x3c003c00u,
-                              0xe402e402u); /* (1024 + code) - 1026 = code - 2 */
-        to[1] =
-            fkv_fma_f16x2(fkv_mask_or(x, 0x000c000cu, 0x64006400u), 0x34003400u, 0xdc08dc08u); /* (256 + code) - 258 = code - 2 */
-        to[2] =
-            fkv_fma_f16x2(fkv_mask_or(x, 0x00300030u, 0x64006400u), 0x2c002c00u, 0xd420d420u); /* (64 + code) - 66 = code - 2 */
-        to[3] =
-            fkv_fma_f16x2(fkv_mask_or(x, 0x00c000c0u, 0x64006400u), 0x24002400u, 0xcc80cc80u); /* (16 + code) - 18 = code - 2 */
+        to[0] = fkv_fma_f16x2(fkv_mask_or(x, 0x00030003u, 0x64006400u), 0x3c003c00u, 0xe402e402u); /* = code - 2 */
+        to[1] = fkv_fma_f16x2(fkv_mask_or(x, 0x000c000cu, 0x64006400u), 0x34003400u, 0xdc08dc08u); /* = code - 2 */
+        to[2] = fkv_fma_f16x2(fkv_mask_or(x, 0x00300030u, 0x64006400u), 0x2c002c00u, 0xd420d420u); /* = code - 2 */
+        to[3] = fkv_fma_f16x2(fkv_mask_or(x, 0x00c000c0u, 0x64006400u), 0x24002400u, 0xcc80cc80u); /* = code - 2 */
     }
 }
 

@@ -94,13 +94,13 @@ struct lp_item {
     const fkv_u8 *pool;
     const fkv_u32 *pages;
     fkv_u32 n_fixed, n_ring;
-    fkv_u32 first_token;                  /* index of the query tile's first token among the step's tokens */
-    fkv_u32 position;                     /* position of the query tile's first query */
-    fkv_u32 first_row;                    /* index of the block's first row among the rows (queries x heads) of the query tile */
-    fkv_u32 n_rows;                       /* number of rows of this block */
-    fkv_u32 last;                         /* position of the last row */
-    fkv_u32 n_front, first_back, n_tiles; /* the block reads n_tiles tiles of keys: n_front tiles with sink tokens, then the tiles
-                                             that start at first_back */
+    fkv_u32 first_token; /* index of the query tile's first token among the step's tokens */
+    fkv_u32 position;    /* position of the query tile's first query */
+    fkv_u32 first_row;   /* index of the block's first row among the rows (queries x heads) of the query tile */
+    fkv_u32 n_rows;      /* number of rows of this block */
+    fkv_u32 last;        /* position of the last row */
+    /* The block reads n_tiles tiles of keys: n_front tiles with sink tokens, then the tiles that start at first_back. */
+    fkv_u32 n_front, first_back, n_tiles;
 };
 
 FKV_FN fkv_u32 lp_position(const lp_item &x, fkv_u32 row) {
@@ -161,8 +161,8 @@ FKV_FN float lp_put_query(fkv_shared s, fkv_u32 r, const float *row, float inver
         float sum = 0;
         FKV_UNROLL for (int n = 0; n < 4; n++) {
             float y = fkv_rint(row[i * 128 + (int)lane * 4 + n] * inverse);
-            y = fkv_max(-LP_LARGEST,
-                        -fkv_max(-LP_LARGEST, -y)); /* also replaces NaN, in which case the factor of the row is NaN */
+            /* clamping also replaces NaN, in which case the factor of the row is NaN */
+            y = fkv_max(-LP_LARGEST, -fkv_max(-LP_LARGEST, -y));
             fkv_u32 bits = (fkv_u32)(int)y;
             FKV_UNROLL for (int k = 0; k < LP_DIGITS; k++) digits[k] |= (bits >> 8 * (LP_DIGITS - 1 - k) & 255u) << 8 * n;
             sum += y;

@@ -162,12 +162,12 @@ struct pf_item {
 #endif
     fkv_u32 first_token; /* index of the query tile's first token among the step's tokens */
     fkv_u32 head;
-    fkv_u32 position;                     /* position of the query tile's first query */
-    fkv_u32 first_row;                    /* index of the block's first row among the rows (queries x heads) of the query tile */
-    fkv_u32 n_rows;                       /* number of rows of this block */
-    fkv_u32 begin, last;                  /* begin: first token in the window of the first row; last: position of the last row */
-    fkv_u32 n_front, first_back, n_tiles; /* the block reads n_tiles tiles of keys: n_front tiles with sink tokens, then the tiles
-                                             that start at first_back */
+    fkv_u32 position;    /* position of the query tile's first query */
+    fkv_u32 first_row;   /* index of the block's first row among the rows (queries x heads) of the query tile */
+    fkv_u32 n_rows;      /* number of rows of this block */
+    fkv_u32 begin, last; /* begin: first token in the window of the first row; last: position of the last row */
+    /* The block reads n_tiles tiles of keys: n_front tiles with sink tokens, then the tiles that start at first_back. */
+    fkv_u32 n_front, first_back, n_tiles;
 };
 
 FKV_FN bool pf_is_sink(fkv_u32 token) { return token + 1 < FKV_SINKS + 1; }

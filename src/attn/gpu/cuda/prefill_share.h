@@ -35,8 +35,9 @@ static_assert(PF_DECISIONS / PF_RINGS + 2 < PF_TAGS, "there must be a tag for ev
 
 /* The group to which a thread block belongs, and the ring that this group uses. */
 struct pf_share {
-    fkv_u32 *ready, *through; /* tagged words of the ring. ready: the index plus 1 of the page in each slot. through: the number
-                               * of pages that each member has released. */
+    /* Tagged words of the ring. ready: the index plus 1 of the page in each slot. through: the number of pages that each member
+     * has released. */
+    fkv_u32 *ready, *through;
     fkv_u8 *images;
     fkv_u32 member, n_members;
     fkv_u32 n_before; /* number of members of the group that used the ring before this group */
