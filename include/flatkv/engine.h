@@ -30,22 +30,22 @@ typedef struct fkv_engine fkv_engine;
 enum { FKV_MAX_ANSWERS = 16, FKV_MAX_LOGPROBS = 20, FKV_MAX_DRAFT = 16 };
 
 typedef struct fkv_engine_config {
-    fkv_runner_config runner; /* max_seqs limits the number of answers generated at the same time; max_tokens is the token
-                                 capacity shared by all requests and cached prefixes */
+    fkv_runner_config runner; /* runner.max_seqs is the maximum number of answers generated at the same time. runner.max_tokens
+                                 is the token capacity shared by all requests and cached prefixes */
     double step_ms; /* target step time in ms; prefill tokens are added to a step until its predicted time reaches this target */
-    uint32_t max_queue;   /* maximum number of queued requests. If the queue is full, a tenant can still submit requests until it
-                             has max_queue / N queued requests, where N is the number of tenants in the queue */
-    double max_wait_s;    /* maximum predicted queue time in seconds; requests with a longer predicted wait are rejected with
-                             FKV_BUSY; 0: unlimited */
+    uint32_t max_queue;   /* maximum number of queued requests. Even if the queue is full, a tenant may submit requests until it
+                             has max_queue / N queued requests, where N is the number of tenants with queued requests */
+    double max_wait_s;    /* maximum predicted queue time in seconds (0: unlimited). A request with a longer predicted queue time
+                             is rejected with FKV_BUSY */
     uint32_t max_tenants; /* maximum number of tenants that the fair scheduler tracks separately */
     uint32_t default_new; /* value of max_new for requests whose max_new is 0 */
     double ageing_s;      /* the priority of a queued request rises by 1 every ageing_s seconds; 0: no ageing */
     double output_weight; /* cost of a generated token in fair-share accounting; a computed prompt token costs 1 */
 
     /* Maximum number of draft tokens per answer in one step (n-gram speculative decoding, also known as prompt lookup); 0: off.
-     * Requires runner.max_logit_rows >= runner.max_seqs + draft_tokens, because all drafts of a step share the logit rows
-     * beyond max_seqs. Drafts do not change the output. In models with recurrent layers, a rejected draft costs little on the
-     * CPU, but on MLX the step is computed again. The engine sets runner.drafts. */
+     * Requires runner.max_logit_rows >= runner.max_seqs + draft_tokens, because all drafts of a step share the logit rows beyond
+     * max_seqs. Drafts do not change the output. If a draft is rejected in a model with recurrent layers, the CPU backend
+     * recomputes only the recurrent state, but MLX computes the whole step again. The engine sets runner.drafts. */
     uint32_t draft_tokens;
 
     /* Prefix store used as the second tier of the prefix cache; NULL: no second tier. Pages are restored from the store before
@@ -56,7 +56,7 @@ typedef struct fkv_engine_config {
 
     /* Another open engine that uses the same CPU cores, or NULL. Engines that are linked through this field take turns: their
      * steps never overlap, so their worker threads do not compete for cores. Predicted waiting times include the time spent
-     * waiting for a turn. The other engine may be closed before this engine. */
+     * waiting for a turn. The other engine may be closed first. */
     fkv_engine *peer;
 } fkv_engine_config;
 
@@ -83,7 +83,7 @@ FKV_API void fkv_engine_close(fkv_engine *engine);
 typedef enum fkv_event_kind {
     FKV_EVENT_STARTED = 0,  /* the request was admitted; n_cached prompt tokens come from the prefix cache */
     FKV_EVENT_TOKEN = 1,    /* a token was generated for an answer */
-    FKV_EVENT_ANSWERED = 2, /* an answer is complete; the event contains the answer's finish reason and remaining text */
+    FKV_EVENT_ANSWERED = 2, /* an answer is complete; the event contains the finish reason and the remaining text of the answer */
     FKV_EVENT_DONE = 3      /* all answers are complete; this is the last event of the request */
 } fkv_event_kind;
 
@@ -107,14 +107,15 @@ typedef struct fkv_event {
     uint64_t request;
     uint32_t answer;
     uint32_t token;   /* in a TOKEN event: the sampled token */
-    const char *text; /* [n_text] new text: complete UTF-8 characters that cannot be part of a stop string; may be empty */
+    const char *text; /* [n_text] new text, in complete UTF-8 characters; may be empty. Text that may be the start of a stop
+                         string is held back */
     size_t n_text;
     fkv_finish reason;   /* ANSWERED, DONE */
     const char *stop;    /* in an ANSWERED event: the stop string that was found, or NULL */
     const char *message; /* error message if the finish reason is FKV_FINISH_FAILED, otherwise NULL */
     uint32_t n_prompt;
     uint32_t n_cached;
-    uint32_t n_new;         /* number of tokens generated so far for this answer; in a DONE event, summed over all answers */
+    uint32_t n_new;         /* number of tokens generated so far for this answer; in a DONE event, the sum over all answers */
     float logprob;          /* in a TOKEN event: log probability of the token; valid only if logprobs were requested */
     const fkv_logprob *top; /* [n_top] most likely tokens, by decreasing probability */
     uint32_t n_top;
@@ -125,9 +126,9 @@ typedef void (*fkv_event_fn)(void *user, const fkv_event *event);
 
 /* Selects the tokens that are allowed next. Runs on the engine thread. The callback sets bit token % 32 of bits[token / 32] for
  * each allowed token; all bits are 0 on entry. tokens: [n_tokens] tokens generated so far, without the end-of-text token; each
- * call passes one more token than the previous call. If the callback sets no bit, the answer ends. The callback returns NULL on
- * success. If it returns an error message, the answer fails with that message. Draft tokens are checked against the mask as
- * well. */
+ * call for an answer passes one token more than the previous call. If the callback sets no bit, the answer ends. The callback
+ * returns NULL on success. If it returns an error message, the answer fails with that message. Draft tokens are checked against
+ * the mask as well. */
 typedef const char *(*fkv_mask_fn)(void *user, uint32_t answer, const uint32_t *tokens, uint32_t n_tokens, uint32_t *bits,
                                    uint32_t n_vocab);
 
@@ -141,8 +142,8 @@ typedef struct fkv_request {
     uint32_t n; /* number of answers (0 means 1); the answers share the prompt pages and use the seeds seed, seed + 1, ... */
     fkv_sampler_config sampler;
     uint32_t snapshots[FKV_MAX_MARKS]; /* [n_snapshots] lengths of prompt prefixes that later prompts are likely to repeat, such
-                                          as the start of the last message. Models with recurrent layers keep a snapshot of their
-                                          state at the end of each of these prefixes */
+                                          as the start of the last message. In models with recurrent layers, the engine keeps a
+                                          snapshot of the state at the end of each of these prefixes */
     uint32_t n_snapshots;
     const char *const *stops; /* [n_stops] stop strings */
     uint32_t n_stops;
@@ -150,8 +151,8 @@ typedef struct fkv_request {
     bool logprobs;   /* report log probabilities */
     uint32_t n_top;  /* number of most likely tokens to report with each generated token; used only if logprobs is true */
     uint64_t tenant;
-    const char *tenant_name; /* name that identifies the tenant in the prefix store across restarts; only its hash is stored;
-                                NULL: the tenant number identifies the tenant */
+    const char *tenant_name; /* name that identifies the tenant in the prefix store, even after a restart. The store contains
+                                only a hash of the name. NULL: the tenant number is used instead */
     double weight;           /* fair-share weight of the tenant; 0 means 1 */
     int32_t priority;        /* among the requests of a tenant, those with higher priority run first */
     double deadline_s;       /* deadline, in seconds after submission; 0: no deadline */
@@ -177,7 +178,7 @@ FKV_API void fkv_engine_cancel(fkv_engine *engine, uint64_t id);
 /* Statistics of the prefix store (the second tier of the prefix cache). */
 typedef struct fkv_store_stats {
     fkv_prefix_store_stats usage;
-    uint64_t read_pages; /* pages restored into memory after verification */
+    uint64_t read_pages; /* pages verified and restored into memory */
     uint64_t read_bytes;
     double read_seconds; /* total time that requests spent waiting for pages to be restored */
     uint64_t written_pages;
@@ -210,10 +211,10 @@ typedef struct fkv_engine_stats {
     uint64_t max_cancel_steps;   /* largest number of steps completed between the cancellation of a request and the release of its
                                     pages */
     double step_seconds;         /* total time of all steps */
-    double predicted_seconds;    /* sum of the predicted times of all steps */
+    double predicted_seconds;    /* total predicted time of all steps */
     double predicted_wait_s;     /* predicted queue time of a request submitted now */
     uint32_t max_request_tokens; /* maximum number of tokens per request, including the prompt */
-    uint32_t default_new;        /* fkv_engine_config.default_new, or less if it exceeds the maximum length of an answer */
+    uint32_t default_new;        /* fkv_engine_config.default_new, or the maximum length of an answer if that is smaller */
     uint32_t max_tokens;         /* cache capacity */
     uint32_t page_tokens;
     uint32_t page_group; /* first layer group whose pages hold keys and values; group 0 may hold recurrent states instead */
@@ -243,7 +244,7 @@ FKV_API uint32_t fkv_engine_requests(fkv_engine *engine, fkv_request_info *list,
 
 /* Lists the pages of layer group fkv_engine_stats.page_group with their state after a recent step (see fkv_cache_pages()). If
  * the group has more than FKV_MAX_LISTED_PAGES pages, evenly spaced pages are listed. Returns the number of entries written.
- * Each call makes the engine refresh the list after its next step. */
+ * Each call causes the engine to refresh the list after its next step. */
 enum { FKV_MAX_LISTED_PAGES = 2048 };
 FKV_API uint32_t fkv_engine_pages(fkv_engine *engine, fkv_page_info *list, uint32_t capacity);
 

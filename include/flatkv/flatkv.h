@@ -78,7 +78,7 @@ typedef enum fkv_status {
     FKV_SEQS_FULL = -22, /* max_seqs sequences are already open */
     FKV_STEP_FULL = -23, /* more than max_step_tokens tokens in one step */
     FKV_NO_MEMORY = -24, /* the plan exceeds the memory of the machine or of its cgroup */
-    FKV_GONE = -25,      /* required pages no longer exist: they left the window, were sealed, or were evicted */
+    FKV_GONE = -25,      /* required pages no longer exist, because they left the window, were sealed, or were evicted */
     FKV_BUSY = -26,      /* the engine's queue is full or the predicted wait is too long; retry later */
 
     /* file errors */
@@ -125,14 +125,15 @@ typedef enum fkv_isa {
 } fkv_isa;
 
 typedef enum fkv_codec_kind {
-    FKV_CODEC_AUTO = 0,   /* selects FKV_CODEC_HALF for 16 bits and FKV_CODEC_AFFINE for fewer bits */
-    FKV_CODEC_HALF = 1,   /* 16 bits: unquantized 16-bit floats; the group size is ignored */
-    FKV_CODEC_AFFINE = 2, /* 8, 4 or 2 bits: a scale and a bias per group of 32, 64 or 128 channels */
-    FKV_CODEC_SEALED = 3, /* K only; 4, 3 or 2 bits: full pages are repacked with one scale and one bias per channel */
-    FKV_CODEC_SEALED_V =
-        4,               /* V of sealed layers; 4, 3 or 2 bits: one norm per row and a fixed codebook; rotation is recommended */
-    FKV_CODEC_TURBO = 5, /* TurboQuant; 4, 3 or 2 bits: one scale per row and a fixed codebook; rotation is required */
-    FKV_CODEC_CALIBRATED = 6 /* K only; sealed, with 2, 4 or 6 bits per channel and an average of 4 or 3 bits; see channel_bits */
+    FKV_CODEC_AUTO = 0,      /* selects FKV_CODEC_HALF for 16 bits and FKV_CODEC_AFFINE for fewer bits */
+    FKV_CODEC_HALF = 1,      /* 16 bits: unquantized 16-bit floats; the group size is ignored */
+    FKV_CODEC_AFFINE = 2,    /* 8, 4 or 2 bits: a scale and a bias per group of 32, 64 or 128 channels */
+    FKV_CODEC_SEALED = 3,    /* K only; 4, 3 or 2 bits: full pages are repacked with one scale and one bias per channel */
+    FKV_CODEC_SEALED_V = 4,  /* V of sealed layers only; 4, 3 or 2 bits: one norm per row and a fixed codebook; rotation is
+                                recommended */
+    FKV_CODEC_TURBO = 5,     /* TurboQuant; 4, 3 or 2 bits: one scale per row and a fixed codebook; rotation is required */
+    FKV_CODEC_CALIBRATED = 6 /* K only; like FKV_CODEC_SEALED, but each channel has 2, 4 or 6 bits, with an average of 4 or 3
+                                bits; see channel_bits */
 } fkv_codec_kind;
 
 /* Storage format of the keys or of the values. For example, {8, 64} means 8-bit affine codes in groups of 64. */
@@ -183,10 +184,10 @@ typedef struct fkv_layer_config {
     uint32_t state_bytes;
 
     /* Number of RoPE channels R in each row of a latent layer: a multiple of 16, at most FKV_MAX_HEAD_DIM. In all other layers,
-     * this field is 0. In a latent layer, head_dim is the number of latent channels, n_kv_heads must be 1, and scale must not
-     * be 0. k is the codec of the latent channels: 16, 8, 4 or 2 bits, TurboQuant, or FKV_CODEC_SEALED with 4 or 2 bits. The
-     * RoPE channels always have 16 bits, and v is ignored. FKV_ROTATE_V rotates the latent channels of a sealed layer,
-     * whose head_dim must be a multiple of 32, and FKV_ROTATE_K those of other latent layers. */
+     * this field is 0. In a latent layer, head_dim is the number of latent channels, n_kv_heads must be 1, and scale must not be
+     * 0. k is the codec of the latent channels: 16, 8, 4 or 2 bits, TurboQuant, or FKV_CODEC_SEALED with 4 or 2 bits. The RoPE
+     * channels always have 16 bits, and v is ignored. If k is sealed, FKV_ROTATE_V rotates the latent channels, and head_dim
+     * must be a multiple of 32. Otherwise, FKV_ROTATE_K rotates the latent channels. */
     uint32_t rope_dim;
 } fkv_layer_config;
 
@@ -212,8 +213,7 @@ typedef struct fkv_config {
 
     uint32_t n_threads; /* threads that work on a step, including the caller; 0: one per available core */
     fkv_isa isa;        /* instruction set of the CPU kernels; FKV_ISA_AUTO: the best one available */
-    bool lazy; /* let the operating system commit memory for pages and tables on first use instead of at open; the plan is still
-                  an upper bound */
+    bool lazy; /* commit the memory of pages and tables on first use instead of at open; the plan is still an upper bound */
     uint64_t memory_limit; /* upper bound on the plan, in bytes; 0: fkv_memory_available() */
 
     uint8_t weights_id[32]; /* any 32 bytes that identify the model weights; stored in page files */
@@ -229,8 +229,8 @@ typedef struct fkv_config {
 } fkv_config;
 
 /* Returns the default configuration: sealed 4-bit K, sealed and rotated 4-bit V, fp16 scales, f32 rows, 64 tokens per page, one
- * sequence, 512 tokens per step. The layer shapes, n_layers and max_tokens are 0. Latent layers do not support sealed codecs,
- * so they need a different one. */
+ * sequence, 512 tokens per step. The layer shapes, n_layers and max_tokens are 0. A latent layer with this codec needs a
+ * head_dim that is a multiple of 32. */
 FKV_API fkv_config fkv_config_default(void);
 
 /* ---- plan ---------------------------------------------------------------------------------------------------- */
@@ -278,7 +278,7 @@ typedef struct fkv_group_stats {
     uint32_t pages; /* pages in the group: free + held + cached */
     uint32_t free;  /* pages that are neither in a page table nor in the prefix tree */
     uint32_t held; /* pages in the page table of a sequence, and the ancestors of these pages in the prefix tree; not evictable */
-    uint32_t shared;   /* held pages with at least two owners; an owner is a sequence or the prefix tree */
+    uint32_t shared;   /* held pages with at least two owners (sequences or the prefix tree) */
     uint32_t cached;   /* pages owned only by the prefix tree; evicted in LRU order, leaves first, when pages are needed */
     uint32_t pinned;   /* held pages that are also in the prefix tree */
     uint32_t promised; /* pages reserved for open sequences but not yet allocated */
@@ -301,8 +301,8 @@ typedef struct fkv_stats {
     const char *numerics;       /* fkv_config.numerics; valid until the cache is closed */
 } fkv_stats;
 
-/* Reads the cache's counters. May be called from any thread. Each counter is exact at some moment during the call, but the
- * counters are not read at the same moment. */
+/* Reads the cache's counters. May be called from any thread. Each counter is exact, but the counters are not all read at the
+ * same instant. */
 FKV_API fkv_status fkv_cache_stats(const fkv_cache *cache, fkv_stats *stats);
 
 typedef enum fkv_page_state {
@@ -330,7 +330,7 @@ FKV_API bool fkv_cache_consistent(const fkv_cache *cache);
 /* ---- sequences ----------------------------------------------------------------------------------------------- */
 
 /* Sequence handle; 0 is never valid. Within a process, no two of 2^48 - 1 consecutively opened sequences have the same handle,
- * even in different caches. Handles of closed sequences and of other caches are therefore detected and rejected. */
+ * even in different caches. The cache can therefore detect and reject handles of closed sequences and of other caches. */
 typedef uint64_t fkv_seq;
 
 typedef struct fkv_seq_config {
@@ -341,10 +341,10 @@ typedef struct fkv_seq_config {
 } fkv_seq_config;
 
 /* Opens a sequence and reserves pages for max_tokens tokens. *n_shared (may be NULL) receives the number of leading prompt
- * tokens found in the prefix tree; they need not be computed. This number is a multiple of page_tokens and may equal n_prompt.
+ * tokens found in the prefix tree, which need not be computed. This number is a multiple of page_tokens and may equal n_prompt.
  * A caller that needs the logits of the last prompt token therefore passes the prompt without that token. Returns FKV_POOL_FULL
- * if the existing reservations leave too few pages for max_tokens tokens; shared pages need not be allocated again. To pin a
- * prefix, open a sequence with the prefix as its prompt and max_tokens = n_prompt, and keep this sequence open. */
+ * if the existing reservations leave too few pages for max_tokens tokens, not counting the shared pages. To pin a prefix, open a
+ * sequence with the prefix as its prompt and max_tokens = n_prompt, and keep this sequence open. */
 FKV_API fkv_status fkv_seq_open(fkv_cache *cache, const fkv_seq_config *config, fkv_seq *seq, uint32_t *n_shared);
 
 /* Opens a copy of a sequence, with the same tokens and tenant. The two sequences share all pages; a page is copied when either
@@ -359,10 +359,10 @@ FKV_API fkv_status fkv_seq_reserve(fkv_cache *cache, fkv_seq seq, uint32_t max_t
 /* Truncates a sequence to its first n_tokens tokens. The reservation of max_tokens is kept. Returns FKV_POOL_FULL if released
  * pages are still used by other sequences and cannot be reserved again. Returns FKV_GONE if a sliding-window layer has dropped
  * pages that token n_tokens would attend to. A sequence with sealed layers can be truncated by up to one page, or to any
- * multiple of 4 pages. For any other length, returns FKV_GONE, and the message states the possible lengths. A sequence with
- * state layers can be truncated to 0 tokens and to lengths with a snapshot, that is, to lengths at which fkv_prefix_insert()
- * has stored the state of this sequence or of the prefix that it shares. For any other length, returns FKV_GONE, and the
- * message states the nearest possible length. */
+ * multiple of 4 pages. For any other length, FKV_GONE is returned, and the message states the possible lengths. A sequence with
+ * state layers can be truncated to 0 tokens and to lengths with a snapshot, that is, to lengths at which fkv_prefix_insert() has
+ * stored the state of this sequence or of the prefix that it shares. For any other length, FKV_GONE is returned, and the message
+ * states the nearest possible length. */
 FKV_API fkv_status fkv_seq_truncate(fkv_cache *cache, fkv_seq seq, uint32_t n_tokens);
 
 /* Computes the largest length, at most n_tokens, to which fkv_seq_truncate() could truncate the sequence now. *length is 0 if
@@ -373,8 +373,8 @@ FKV_API fkv_status fkv_seq_reachable(const fkv_cache *cache, fkv_seq seq, uint32
  *
  * A sequence may be closed while a step is open, even if it has rows in that step. Its pages and its reservation are then
  * released when the step is committed or aborted, and until then it counts towards max_seqs. Its rows must still be written in
- * every layer, but their result is discarded: they do not count in fkv_stats.tokens and cannot enter the prefix tree. To keep a
- * prefix, call fkv_prefix_insert() before the step. fkv_stats.seqs decreases immediately. */
+ * every layer, but they are discarded: they do not count in fkv_stats.tokens and cannot enter the prefix tree. To keep a prefix,
+ * call fkv_prefix_insert() before the step. fkv_stats.seqs decreases immediately. */
 FKV_API fkv_status fkv_seq_close(fkv_cache *cache, fkv_seq seq);
 
 /* Writes the number of committed tokens of a sequence to *n_tokens. */
@@ -382,10 +382,11 @@ FKV_API fkv_status fkv_seq_length(const fkv_cache *cache, fkv_seq seq, uint32_t 
 
 /* Inserts the full pages of a sequence's first n_tokens tokens into the prefix tree, keyed by these tokens. The rows must have
  * been computed from these tokens. If the cache has state layers and n_tokens is both the length of the sequence and a multiple
- * of page_tokens, also stores the state as a snapshot, without copying it. In a cache with state layers, a prefix is shared
- * only up to a snapshot. Sealed layers share a prefix up to any page whose span was still open at the insertion, and otherwise
- * up to a multiple of 4 pages. Returns FKV_BAD_ARGUMENT if a page of the sequence is already in the prefix tree with different
- * tokens. Inserts no new pages if that would leave too few evictable pages for the existing reservations. */
+ * of page_tokens, also stores the state as a snapshot, without copying it. In a cache with state layers, a prefix is shared only
+ * up to a snapshot. In a cache with sealed layers, a prefix is shared up to a multiple of 4 pages, or up to a page that the
+ * sequence still held in open form when the prefix was inserted. Returns FKV_BAD_ARGUMENT if a page of the sequence is already
+ * in the prefix tree with different tokens. Inserts no new pages if that would leave too few evictable pages for the existing
+ * reservations. */
 FKV_API fkv_status fkv_prefix_insert(fkv_cache *cache, fkv_seq seq, const uint32_t *tokens, uint32_t n_tokens);
 
 /* Computes the number of prompt tokens that fkv_seq_open() would find in the prefix tree if it were called now with this
@@ -393,9 +394,9 @@ FKV_API fkv_status fkv_prefix_insert(fkv_cache *cache, fkv_seq seq, const uint32
  * admitted. Allowed while a step is open. */
 FKV_API fkv_status fkv_prefix_match(const fkv_cache *cache, const fkv_seq_config *config, uint32_t *n_shared);
 
-/* Computes the number of prompt tokens whose pages are in the prefix tree, including pages that fkv_seq_open() cannot share,
- * for example because there is no snapshot after them. An earlier prompt began with these tokens, so the position after them is
- * a good place for a snapshot. Allowed while a step is open. */
+/* Computes the number of prompt tokens whose pages are in the prefix tree, including pages that fkv_seq_open() cannot share, for
+ * example because there is no snapshot after them. An earlier prompt began with these tokens, so a snapshot after them is likely
+ * to be used again. Allowed while a step is open. */
 FKV_API fkv_status fkv_prefix_overlap(const fkv_cache *cache, const fkv_seq_config *config, uint32_t *n_tokens);
 
 /* Removes a snapshot from the prefix tree, unless a sequence uses it. The snapshot is the state after the first n_tokens tokens
@@ -438,13 +439,13 @@ typedef struct fkv_state_row {
 
 /* Writes the state addresses of all rows of the step to rows: [n_rows]. The addresses are aligned to 64 bytes, and valid until
  * commit or abort. Must be called exactly once per step for each state layer, unless fkv_step_keep() requires a second call. The
- * caller then writes every state completely before it commits the step. */
+ * caller must write every state completely before it commits the step. */
 FKV_API fkv_status fkv_state_rows(fkv_step *step, uint32_t layer, fkv_state_row *rows);
 
 /* Discards tokens at the ends of rows, for example rejected draft tokens: fkv_step_commit() appends only the first n_tokens[i]
- * tokens of row i. n_tokens: [n_rows], each from 1 to the row's number of tokens. If a row becomes shorter, the states of all
- * state layers count as not written. The caller must then call fkv_state_rows() again for each state layer and write the states
- * of the shortened rows, after n_tokens[i] tokens; the states of the other rows remain valid. Works with every kind of layer,
+ * tokens of row i. n_tokens: [n_rows], each from 1 to the row's number of tokens. If a row becomes shorter, all state layers
+ * count as not written. The caller must then call fkv_state_rows() again for each state layer and write the state of each
+ * shortened row i after its first n_tokens[i] tokens. The states of the other rows remain valid. Works with every kind of layer,
  * unlike fkv_seq_truncate(). */
 FKV_API fkv_status fkv_step_keep(fkv_step *step, const uint32_t *n_tokens);
 
@@ -458,16 +459,16 @@ FKV_API fkv_status fkv_step_abort(fkv_step *step);
 
 /* Saves the first n_tokens tokens of a sequence (0: all of them) with their pages. tokens: [n_tokens], the tokens that the rows
  * were computed from. Writes atomically: to path.part, then renames. A path that ends in .part is rejected. An existing regular
- * file at path is replaced. If path is anything else (link, device, pipe, socket or folder), returns FKV_IO. FKV_IO may also
- * mean that the file was saved but its folder could not be synced; the message says so. Returns FKV_GONE if a required page has
- * been dropped by a sliding-window layer or has already been sealed, or if the cache has state layers and n_tokens is not the
- * length of the sequence. docs/page_format.md specifies the file format. */
+ * file at path is replaced. If path is anything else (link, device, pipe, socket or folder), returns FKV_IO. FKV_IO is also
+ * returned if the file was saved but its folder could not be synced; the message then says so. Returns FKV_GONE if a required
+ * page has been dropped by a sliding-window layer or has already been sealed, or if the cache has state layers and n_tokens is
+ * not the length of the sequence. docs/page_format.md specifies the file format. */
 FKV_API fkv_status fkv_seq_save(fkv_cache *cache, fkv_seq seq, const uint32_t *tokens, uint32_t n_tokens, const char *path);
 
 /* Opens a sequence and loads it from a page file. The whole file is verified before the cache is changed. config is interpreted
  * as in fkv_seq_open(), with one exception: if a prompt is given and does not begin with the saved tokens, returns
- * FKV_BAD_ARGUMENT. A file that changes while it is being read is also rejected, but cached prefixes may have been evicted by
- * then. */
+ * FKV_BAD_ARGUMENT. A file that changes while it is being read is also rejected, but cached prefixes may already have been
+ * evicted to make room. */
 FKV_API fkv_status fkv_seq_load(fkv_cache *cache, const fkv_seq_config *config, const char *path, fkv_seq *seq);
 
 typedef struct fkv_file_info {
@@ -487,7 +488,7 @@ typedef struct fkv_file_info {
     char numerics[32];
 } fkv_file_info;
 
-/* Reads and checks everything in a page file except the pages. If verify is true, also checks the checksum of every page. Does
+/* Reads a page file and checks everything except its pages. If verify is true, also verifies the checksum of every page. Does
  * not need a cache. */
 FKV_API fkv_status fkv_file_inspect(const char *path, bool verify, fkv_file_info *info);
 

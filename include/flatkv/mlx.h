@@ -42,8 +42,9 @@ extern "C" {
 
 typedef enum fkv_mlx_way {
     FKV_MLX_AUTO = 0, /* selects FKV_MLX_FUSED if it supports the stream and all layers, otherwise FKV_MLX_PLAIN */
-    FKV_MLX_PLAIN,    /* MLX's built-in operations; any stream */
-    FKV_MLX_FUSED     /* flatkv's own kernels; Metal and CUDA streams only, without calibrated keys; latent layers only on CUDA */
+    FKV_MLX_PLAIN,    /* MLX's built-in operations; works on any stream */
+    FKV_MLX_FUSED     /* flatkv's own kernels; for Metal and CUDA streams only. Calibrated keys are not supported; latent layers
+                         are supported only on CUDA */
 } fkv_mlx_way;
 
 typedef struct fkv_mlx_config {
@@ -71,8 +72,8 @@ FKV_API fkv_status fkv_mlx_step_bytes(const fkv_config *config, const fkv_mlx_co
 FKV_API fkv_status fkv_mlx_cache_open(const fkv_config *config, const fkv_mlx_config *mlx_config, fkv_cache **cache);
 
 /* Quantizes the K and V rows of one layer into their pages. k, v: [T, G, D] of float16, bfloat16 or float32. FKV_MLX_FUSED also
- * accepts [T, G, 1, D], the shape that models use for decode. Likewise, fkv_mlx_attend() then accepts a q of shape [T, H, 1,
- * D]. In a latent layer, k is [T, 1, D + rope_dim] and v is an empty handle. */
+ * accepts [T, G, 1, D], the shape that models use for decode; fkv_mlx_attend() then also accepts a q of shape [T, H, 1, D]. In a
+ * latent layer, k is [T, 1, D + rope_dim] and v is an empty handle. */
 FKV_API fkv_status fkv_mlx_write(fkv_step *step, uint32_t layer, mlx_array k, mlx_array v);
 
 /* Computes attention, like fkv_attend(). q: [T, H, D] of float16, bfloat16 or float32. *out receives an array of the same shape
@@ -91,13 +92,13 @@ FKV_API fkv_status fkv_mlx_state_put(fkv_step *step, uint32_t layer, const mlx_a
 
 /* Returns all rows of one sequence, decoded, for models that compute attention themselves. row: index of the sequence in the
  * step. *k and *v receive float32 arrays [G, S, D], where S is the length of the sequence including the tokens of the step. In a
- * latent layer, *k receives the latent channels, [1, S, D], and *v the RoPE channels, [1, S, rope_dim]. Both must be valid
- * handles, as in fkv_mlx_attend(). The layer must have been written. Returns FKV_UNSUPPORTED for sealed layers and for layers
- * with a window. The arrays grow with the sequence and are not part of the plan. */
+ * latent layer, *k receives the latent channels, [1, S, D], and *v the RoPE channels, [1, S, rope_dim]. *k and *v must be valid
+ * handles, like *out of fkv_mlx_attend(). The layer must have been written. Returns FKV_UNSUPPORTED for sealed layers and for
+ * layers with a window. The arrays grow with the sequence and are not part of the plan. */
 FKV_API fkv_status fkv_mlx_fetch(fkv_step *step, uint32_t layer, uint32_t row, mlx_array *k, mlx_array *v);
 
 /* Appends to `arrays` the arrays whose evaluation completes all writes of this step. Every layer must have been written. Needed
- * if no attention reads the last write, for example in a prefill chunk without logits. */
+ * if no attention call depends on the last write, for example in a prefill chunk without logits. */
 FKV_API fkv_status fkv_mlx_step_pending(fkv_step *step, mlx_vector_array arrays);
 
 /* ---- compiled steps (FKV_MLX_FUSED only; otherwise FKV_UNSUPPORTED) ----
@@ -115,22 +116,22 @@ enum { FKV_MLX_FORM_WORDS = 7 }; /* number of 32-bit words that describe the for
  * layers. */
 FKV_API fkv_status fkv_mlx_step_state(fkv_step *step, mlx_vector_array arrays, uint32_t *form, uint32_t *n_tables);
 
-/* Replaces the state arrays with `arrays`, in the same order. The tables stay replaced until the step ends; the dependency arrays
- * stay replaced permanently. If replayed is true, the arrays are the outputs of a compiled graph, and every layer counts as
- * written and attended. */
+/* Replaces the state arrays with `arrays`, in the same order. The new tables are used until the step ends; the new dependency
+ * arrays remain in use after the step. If replayed is true, the arrays are the outputs of a compiled graph, and every layer
+ * counts as written and attended. */
 FKV_API fkv_status fkv_mlx_step_put_state(fkv_step *step, mlx_vector_array arrays, bool replayed);
 
-/* Returns FKV_MLX_PLAIN or FKV_MLX_FUSED, whichever the cache uses, or FKV_MLX_AUTO if the cache is not an MLX cache. */
+/* Returns the method that the cache uses (FKV_MLX_PLAIN or FKV_MLX_FUSED), or FKV_MLX_AUTO if the cache is not an MLX cache. */
 FKV_API fkv_mlx_way fkv_mlx_cache_way(const fkv_cache *cache);
 
 /* Computes x * w^T for a matrix w in MLX's affine quantization, with a kernel that reads the weights faster than MLX's
  * quantized_matmul. codes, scales, biases: results of mlx_quantize() with this group size and number of bits. x: [..., C] of
- * float16, bfloat16 or float32, where C is a multiple of 128. *out receives an array [..., R] of the type of x; it must be a
+ * float16, bfloat16 or float32, where C is a multiple of 128. *out receives an array [..., R] of the type of x; *out must be a
  * valid handle, as in fkv_mlx_attend(). The result of a row does not depend on the other rows. Returns FKV_UNSUPPORTED, and
  * leaves *out unchanged, if the stream is not a CUDA stream, x has more than 8 rows or more than 4 dimensions, the matrix does
  * not have 4 or 8 bits in groups of 32, 64 or 128, or the type of the scales differs from that of x (a float32 x accepts any
- * type); use quantized_matmul then. codes and scales must start at a multiple of 16 bytes. An empty stream handle selects the
- * default stream. May be called from any thread. */
+ * type). The caller should then use quantized_matmul. codes and scales must start at a multiple of 16 bytes. An empty stream
+ * handle selects the default stream. May be called from any thread. */
 FKV_API fkv_status fkv_mlx_quantized_product(mlx_array x, mlx_array codes, mlx_array scales, mlx_array biases, uint32_t group,
                                              uint32_t bits, mlx_stream stream, mlx_array *out);
 

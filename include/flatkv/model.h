@@ -59,8 +59,9 @@ typedef struct fkv_model_config {
     fkv_backend backend; /* backend of all runners of the model; FKV_BACKEND_MLX requires a prior call to fkv_mlx_register() */
     uint32_t n_threads;  /* number of threads that repack weights; 0: one thread per core available to the process */
     fkv_isa isa;         /* instruction set that weights are packed for; AUTO: the best one this machine supports */
-    bool plan_only; /* do not load the weights; the model can then tokenize text and compute plans, but no runner can be opened */
-    fkv_log_fn log; /* callback that receives one line of text per event, or NULL */
+    bool plan_only; /* true to skip loading the weights; the model can then tokenize text and compute plans, but no runner can be
+                       opened for it */
+    fkv_log_fn log; /* callback that receives log messages, one line of text each, or NULL */
     void *log_user;
 } fkv_model_config;
 
@@ -91,7 +92,7 @@ typedef struct fkv_model_info {
     uint32_t window;      /* window size, in tokens, of layers with sliding-window attention; 0: there are no such layers */
     uint64_t state_bytes; /* size of one sequence's recurrent states, summed over all layers; 0: no layer is recurrent */
     uint32_t latent_dim;  /* number of latent channels, if the model has multi-head latent attention (MLA); otherwise 0 */
-    uint32_t context;     /* context length the model was trained for, in tokens */
+    uint32_t context;     /* context length that the model was trained for, in tokens */
     uint32_t n_vocab;
     uint32_t bos;   /* beginning-of-sequence token, or FKV_NO_TOKEN */
     bool add_bos;   /* true if prompts must start with the token `bos` */
@@ -101,7 +102,7 @@ typedef struct fkv_model_info {
     uint64_t n_parameters;
     uint64_t file_bytes;    /* total size of the memory-mapped model files */
     uint64_t packed_bytes;  /* size of the weights repacked at load, in process memory or MLX arrays */
-    uint8_t weights_id[32]; /* SHA-256 of hyperparameters, tensor shapes and samples of the tensor data */
+    uint8_t weights_id[32]; /* SHA-256 of the hyperparameters, the tensor shapes and samples of the tensor data */
     char rope_id[64]; /* description of the position encoding, stored in page files; a page file can be loaded only into a cache
                          with an equal rope_id */
     bool config_only; /* true if the model was loaded from a config.json file, without weights and tokenizer */
@@ -130,10 +131,10 @@ typedef enum fkv_tokenize_flags {
     FKV_TOKENIZE_PLAIN = 0,
     FKV_TOKENIZE_BOS = 1,     /* prepend bos if the model requires it (add_bos) */
     FKV_TOKENIZE_SPECIAL = 2, /* recognize special tokens such as "<|im_end|>" in the text; leave unset for user input */
-    FKV_TOKENIZE_EOS = 4,     /* append the end token that the model's files specify, as embedding models require */
+    FKV_TOKENIZE_EOS = 4,     /* append the end token specified in the model's files; embedding models require it */
 } fkv_tokenize_flags;
 
-/* Tokenizes text of n_bytes bytes. Invalid UTF-8 is accepted and encoded byte by byte, as the reference tokenizer does. Writes at
+/* Tokenizes text of n_bytes bytes. Invalid UTF-8 is accepted and encoded byte by byte, as in the reference tokenizer. Writes at
  * most `capacity` tokens and sets *n_tokens to the full count, which may exceed capacity. tokens may be NULL if capacity is 0. */
 FKV_API fkv_status fkv_tokenize(const fkv_model *model, const char *text, size_t n_bytes, unsigned flags, uint32_t *tokens,
                                 size_t capacity, size_t *n_tokens);
@@ -247,14 +248,14 @@ FKV_API fkv_reply_config fkv_reply_config_default(void);
 FKV_API fkv_status fkv_reply_open(const fkv_model *model, const fkv_reply_config *config, fkv_reply **reply);
 FKV_API void fkv_reply_close(fkv_reply *reply); /* NULL is a no-op */
 
-/* Pass the model's next output to the parser, as a token or as bytes. The concatenated text of the events does not depend on
- * how the output is divided into calls. fkv_reply_token() passes the token's text, including special tokens that belong to the
- * reasoning or tool-call syntax. The parser allocates 64 KB at open and nothing later. It buffers up to 32 KB while it waits
- * for a tool's name; longer or malformed calls are emitted as text. */
+/* These functions pass the model's next output to the parser, as a token or as bytes. The concatenated text of the events does
+ * not depend on how the output is divided into calls. fkv_reply_token() passes the token's text, including special tokens that
+ * belong to the reasoning or tool-call syntax. The parser allocates 64 KB at open and nothing later. It buffers up to 32 KB
+ * while it waits for a tool's name; malformed tool calls, and calls that exceed this buffer, are emitted as text. */
 FKV_API fkv_status fkv_reply_token(fkv_reply *reply, uint32_t token);
 FKV_API fkv_status fkv_reply_feed(fkv_reply *reply, const char *bytes, size_t n_bytes);
 
-/* Returns true once a stop string has been found. Later input is ignored. */
+/* Returns true once a stop string has been found. All later input is ignored. */
 FKV_API bool fkv_reply_stopped(const fkv_reply *reply);
 
 /* Ends the reply: emits buffered text and ends an open tool call as incomplete. The parser accepts no input afterwards. */
@@ -271,12 +272,12 @@ typedef struct fkv_runner_config {
     uint32_t max_seqs;
     uint32_t max_step_tokens; /* maximum number of tokens per step, prefill and decode together */
     uint32_t max_logit_rows;  /* maximum number of logit rows per step; at most max_step_tokens */
-    fkv_codec_config k;       /* head dimensions are padded to a multiple of the codec's group size */
+    fkv_codec_config k;       /* codec of the keys; head dimensions are padded to a multiple of its group size */
     fkv_codec_config v;
     const char *calibration; /* path of the calibration file for FKV_CODEC_CALIBRATED keys; NULL: see fkv_calibration_path() */
     fkv_rotate rotate;       /* rotation of quantized keys and values; 16-bit keys and values are never rotated */
     uint64_t rotation_seed;
-    uint32_t max_kv;  /* size, in tokens, of a sliding window that replaces full attention to bound its memory; 0: off */
+    uint32_t max_kv;  /* size, in tokens, of a sliding window that replaces full attention to limit memory use; 0: no window */
     uint32_t n_sinks; /* number of leading tokens that always remain visible when max_kv is set; must be 0 if max_kv is 0 */
     uint32_t page_tokens;
     uint32_t max_snapshots; /* maximum number of recurrent states in the prefix tree (see fkv_config), ignored for models without
@@ -284,10 +285,10 @@ typedef struct fkv_runner_config {
     uint32_t n_threads;     /* number of threads; 0: one per core */
     fkv_isa isa;            /* instruction set of the CPU kernels */
     bool lazy;              /* CPU only: commit page memory on first use */
-    bool drafts;           /* true to reserve the memory that fkv_runner_accept() needs to discard tokens of models with recurrent
-                              layers without computing the other tokens again */
-    bool embeddings;       /* true if steps return the final hidden states [rows, dim] instead of logits; see fkv_embed() */
-    uint64_t memory_limit; /* limit on fkv_runner_plan.total_bytes; 0: none */
+    bool drafts;            /* true to reserve memory for models with recurrent layers, so that fkv_runner_accept() can discard
+                               tokens without recomputing the kept tokens */
+    bool embeddings;        /* true if steps return the final hidden states [rows, dim] instead of logits; see fkv_embed() */
+    uint64_t memory_limit;  /* limit on fkv_runner_plan.total_bytes; 0: none */
     fkv_log_fn log;
     void *log_user;
 } fkv_runner_config;
@@ -300,8 +301,8 @@ FKV_API fkv_runner_config fkv_runner_config_default(void);
  * backend allocates total_bytes in fkv_runner_open(). MLX allocates the cache in fkv_runner_open() and the activations in each
  * step. On MLX, activations_bytes is an upper bound that includes MLX's buffer cache. */
 typedef struct fkv_runner_plan {
-    uint64_t total_bytes; /* on the CPU, equals the anonymous resident memory of the runner; with `lazy`, pages become resident on
-                             first use */
+    uint64_t total_bytes; /* on the CPU, this is the resident anonymous memory of the runner; with `lazy`, pages become resident
+                             on first use */
     uint64_t activations_bytes; /* size of the buffers of one step, including logits; independent of max_tokens */
     uint64_t packed_bytes;      /* size of the weights repacked at load */
     uint64_t mapped_bytes;  /* size of the weights that are read directly from the mapped file: experts, and the embedding matrix
@@ -325,7 +326,7 @@ typedef struct fkv_tokens {
     fkv_seq seq; /* at most one entry per sequence in a step */
     const uint32_t *tokens;
     uint32_t n_tokens;
-    fkv_logits logits; /* tokens of this row whose logits are returned */
+    fkv_logits logits; /* selects the tokens of this row whose logits are returned */
 } fkv_tokens;
 
 /* Runs one step over any mix of prefill chunks and decode tokens. *logits receives an array [number of requested rows,
@@ -339,18 +340,20 @@ FKV_API fkv_status fkv_runner_forward(fkv_runner *runner, const fkv_tokens *rows
 
 /* Runs a step like fkv_runner_forward(), but leaves it open, so that the caller can discard tokens after it has read the logits
  * (speculative decoding). The caller must end the step with fkv_runner_accept(). Until then, no other step can run, and the
- * caller may close sequences but not change them otherwise. The logits are valid until the next step. */
+ * caller may close sequences but must not change them in any other way. The logits are valid until the next step. */
 FKV_API fkv_status fkv_runner_verify(fkv_runner *runner, const fkv_tokens *rows, uint32_t n_rows, const float **logits);
 
 /* Ends the step of fkv_runner_verify(): appends the first n_kept[i] tokens of row i to its sequence and discards the others.
- * n_kept: [n_rows], each from 1 to the number of tokens of the row. Works for all models and layers. If the model has recurrent
- * layers, and a shortened row did not request all logits, `drafts` is not set, or the backend is MLX, the kept tokens of all rows
- * are computed again. If the step fails, all sequences are unchanged. Invalid values of n_kept leave the step open. */
+ * n_kept: [n_rows], each from 1 to the number of tokens of the row. Works for all models and layers. If a row of a model with
+ * recurrent layers is shortened, the kept tokens of all rows are computed again, unless the backend is the CPU, `drafts` is set,
+ * and each shortened row requested all logits. If the step fails, all sequences are unchanged. Invalid values of n_kept leave
+ * the step open. */
 FKV_API fkv_status fkv_runner_accept(fkv_runner *runner, const uint32_t *n_kept);
 
-/* Truncates a sequence to any length. fkv_seq_truncate() rejects lengths that sealed, windowed and recurrent layers cannot be
- * truncated to; this function then truncates to the nearest shorter length and recomputes the tokens after it. tokens: the first
- * n_tokens tokens of the sequence. If a step fails, the sequence keeps the tokens computed so far (fkv_seq_length()). */
+/* Truncates a sequence to any length. Sealed, windowed and recurrent layers can be truncated only to certain lengths. If
+ * n_tokens is not such a length, this function truncates the sequence to the nearest shorter one with fkv_seq_truncate() and
+ * recomputes the remaining tokens. tokens: the first n_tokens tokens of the sequence. If recomputing fails, the sequence keeps
+ * the tokens computed so far (see fkv_seq_length()). */
 FKV_API fkv_status fkv_runner_truncate(fkv_runner *runner, fkv_seq seq, const uint32_t *tokens, uint32_t n_tokens);
 
 /* Computes the embedding of a text with a decoder model such as Qwen3-Embedding. Runs the tokens as a new sequence, takes the
@@ -425,8 +428,8 @@ FKV_API fkv_status fkv_sampler_open(const fkv_sampler_config *config, uint32_t n
 FKV_API void fkv_sampler_close(fkv_sampler *sampler); /* NULL is a no-op */
 
 /* Returns the sampling parameters recommended by the model's files (generation_config.json, or general.sampling.* in GGUF).
- * Missing parameters default to temperature 0.7, top_k 40, top_p 0.95 and min_p 0.05. *said (if not NULL) receives whether the
- * files recommend at least one parameter. */
+ * Missing parameters default to temperature 0.7, top_k 40, top_p 0.95 and min_p 0.05. *said (if not NULL) is set to true if the
+ * files recommend at least one parameter, and to false otherwise. */
 FKV_API fkv_sampler_config fkv_model_sampling(const fkv_model *model, bool *said);
 
 /* Adds tokens, for example a prompt, to the history that penalties consider. fkv_sample() adds the tokens it returns. */

@@ -75,10 +75,10 @@ FKV_API fkv_status fkv_prefix_unpack_state(fkv_cache *cache, uint64_t tenant, co
 /* Derives the store key of a page's open form from the store key of the page. */
 FKV_API fkv_status fkv_prefix_open_key(const fkv_page_key *page, fkv_page_key *key);
 
-/* Packs the open form of page n_pages - 1 of the prompt `tokens`: the recent rows of sealed layers. A prefix that ends within
- * the span of this page needs these rows. The first page has no separate open form, because fkv_prefix_pack() includes it. key:
- * the key from fkv_prefix_open_key(). Returns FKV_GONE if the prefix tree has no open form of this page. Otherwise works like
- * fkv_prefix_pack(). */
+/* Packs the open form of page n_pages - 1 of the prompt `tokens`: the recent rows of sealed layers. These rows are needed to
+ * share a prefix that ends within the span of this page. The first page has no separate open form, because fkv_prefix_pack()
+ * includes it. key: the key from fkv_prefix_open_key(). Returns FKV_GONE if the prefix tree has no open form of this page.
+ * Otherwise works like fkv_prefix_pack(). */
 FKV_API fkv_status fkv_prefix_pack_open(const fkv_cache *cache, uint64_t tenant, const uint32_t *tokens, uint32_t n_pages,
                                         const fkv_page_key *key, uint8_t *packed, uint64_t *n_bytes);
 
@@ -99,7 +99,7 @@ typedef struct fkv_prefix_store_stats {
     uint32_t n_unavailable; /* number of servers that are currently not responding */
 } fkv_prefix_store_stats;
 
-/* A page to read. The store sets n_bytes and status to the values that read() would return. */
+/* A page to read. The store reports the result of the read in n_bytes and status, which have the same meaning as in read(). */
 typedef struct fkv_page_read {
     fkv_page_key key;
     uint8_t *packed; /* [capacity] */
@@ -128,7 +128,8 @@ typedef struct fkv_prefix_store {
      * answer is not known yet. The caller may wait a few milliseconds and call contains() again. */
     bool (*pending)(void *self, const fkv_page_key *key);
 
-    /* Optional: announces that contains() will soon be called for these keys, so that the store can look them up in advance. */
+    /* Optional: announces that contains() will soon be called for these keys, so that the store can look the keys up in
+     * advance. */
     void (*expect)(void *self, const fkv_page_key *keys, uint32_t n);
 
     /* Optional: returns whether the page should be written. If NULL, a page is written if contains() returns false. */
@@ -138,12 +139,12 @@ typedef struct fkv_prefix_store {
      * stored bytes cannot be a packed page of at most `capacity` bytes. */
     fkv_status (*read)(void *self, const fkv_page_key *key, uint8_t *packed, uint64_t capacity, uint64_t *n_bytes);
 
-    /* Optional: reads pages until all pages that next() has returned are done and next() returns NULL. A store on a network can
-     * request pages before earlier pages have arrived. */
+    /* Optional: reads all pages that next() returns, until next() returns NULL and no read is in progress. A store on a network
+     * can request pages before earlier pages have arrived. */
     void (*read_pages)(void *self, const fkv_page_reads *reads);
 
-    /* Writes a page durably: once FKV_OK is returned, the page survives the process until it is evicted or removed. An existing
-     * page with the same key is kept. */
+    /* Writes a page durably: after write() has returned FKV_OK, the page remains stored until it is evicted or removed, even if
+     * the process exits. If the store already contains a page with this key, that page is kept. */
     fkv_status (*write)(void *self, const fkv_page_key *key, const uint8_t *packed, uint64_t n_bytes);
 
     /* Removes a page. Does nothing if the store does not contain the page. */
@@ -163,7 +164,7 @@ typedef struct fkv_prefix_store {
  * names are ignored. Allocates about 80 bytes of memory for every 256 KiB of max_bytes. */
 FKV_API fkv_status fkv_prefix_folder_open(const char *path, uint64_t max_bytes, fkv_prefix_store *store);
 
-/* Non-positive results of the functions of fkv_tls_client. */
+/* Results of handshake(), receive() and send() of fkv_tls_client that are not positive. */
 typedef enum fkv_tls_result {
     FKV_TLS_CLOSED = 0,
     FKV_TLS_WANTS_READ = -1,
@@ -171,9 +172,9 @@ typedef enum fkv_tls_result {
     FKV_TLS_FAILED = -3
 } fkv_tls_result;
 
-/* TLS for connections to servers. The application provides it, because this library does not depend on a TLS library. The
- * functions must not block. open() may be called from several threads at the same time; a session is used by one thread at a
- * time. A write to a closed connection must not end the process with SIGPIPE. */
+/* TLS implementation for connections to servers. The application provides this implementation, because the library itself does
+ * not depend on a TLS library. The functions must not block. open() may be called from several threads at the same time; a
+ * session is used by one thread at a time. A write to a closed connection must not raise SIGPIPE. */
 typedef struct fkv_tls_client {
     void *self;
 
@@ -184,7 +185,7 @@ typedef struct fkv_tls_client {
      * a positive number when the handshake is complete. If the handshake fails, writes the reason to `reason`: [n_reason]. */
     int64_t (*handshake)(void *session, char *reason, size_t n_reason);
 
-    /* Receives or sends up to n bytes. Returns the number of bytes. */
+    /* Receives or sends up to n bytes. Returns the number of bytes transferred, or an fkv_tls_result. */
     int64_t (*receive)(void *session, void *bytes, size_t n);
     int64_t (*send)(void *session, const void *bytes, size_t n);
 
@@ -201,10 +202,10 @@ typedef struct fkv_prefix_redis_config {
     const fkv_tls_client *tls; /* required for rediss://; must remain valid until the store is closed */
     const char *password;      /* NULL: no login */
     const uint8_t *secret;     /* [n_secret] at least 16 random bytes, the same in all processes that share the servers */
-    size_t n_secret;           /* 0: no secret; allowed only if all addresses are loopback addresses or Unix sockets */
+    size_t n_secret;           /* 0: no secret. This is allowed only if all addresses are loopback addresses or Unix sockets */
     uint64_t expiry_s;         /* seconds after which an unused page expires; 0: one day */
-    double timeout_s; /* seconds after which a server that does not respond counts as failed; 0 selects 0.1. A request waits at
-                         most a fifth of this time for servers to report which of its pages exist */
+    double timeout_s; /* seconds after which a server that does not respond counts as failed (0: 0.1 s). A request waits at most
+                         a fifth of this time for the servers to report which of its pages exist */
     fkv_log_fn log;   /* called with one line of text when a server fails and when it recovers; NULL: no log */
     void *log_user;
 } fkv_prefix_redis_config;
@@ -215,10 +216,10 @@ typedef struct fkv_prefix_redis_config {
  * wait for the servers. The strings are copied. Starts one thread and allocates about 3 MB. */
 FKV_API fkv_status fkv_prefix_redis_open(const fkv_prefix_redis_config *config, fkv_prefix_store *store);
 
-/* Combines a near store, for example a folder, and a far store, for example Redis servers. A page is read from the near store
- * if it is there, otherwise from the far store. Pages are written to both stores; a page that was read from the far store is
- * later written to the near store. The pair takes ownership of both stores and closes them; if the pair cannot be opened, the
- * caller keeps ownership. Both stores must use the same keys. */
+/* Combines a near store, for example a folder, and a far store, for example Redis servers. A page is read from the near store if
+ * the near store contains it, otherwise from the far store. Pages are written to both stores; a page that was read from the far
+ * store is later written to the near store. The pair takes ownership of both stores and closes them; if the pair cannot be
+ * opened, the caller keeps ownership. Both stores must use the same keys. */
 FKV_API fkv_status fkv_prefix_pair_open(const fkv_prefix_store *near, const fkv_prefix_store *far, fkv_prefix_store *store);
 
 #ifdef __cplusplus
