@@ -30,7 +30,7 @@ void stress_cache_open(stress_cache *c, stress_fixture *fixture, const stress_co
     const fkv_plan *p = &c->plan;
     if (!same_plan(p, &again)) stress_fail("the plan changed");
     if (p->total_bytes != p->slab_bytes + p->tables_bytes + p->scratch_bytes + p->stacks_bytes)
-        stress_fail("total_bytes of the plan is not the sum of its parts");
+        stress_fail("total_bytes of the plan is not the sum of the other sizes");
     stress_expect(fkv_cache_stats(c->cache, &c->expected_stats), FKV_OK, "stats");
     if (c->expected_stats.planned_bytes != p->total_bytes || c->expected_stats.n_groups != p->n_groups)
         stress_fail("the statistics and the plan differ");
@@ -225,7 +225,8 @@ void stress_cache_check(stress_cache *c, bool whole) {
     if (now.steps != before->steps || now.aborts != before->aborts || now.tokens != before->tokens)
         stress_fail("wrong statistics: steps %llu aborts %llu tokens %llu", (unsigned long long)now.steps,
                     (unsigned long long)now.aborts, (unsigned long long)now.tokens);
-    if (now.hits != before->hits || now.hit_tokens != before->hit_tokens) stress_fail("wrong number of hits in the statistics");
+    if (now.hits != before->hits || now.hit_tokens != before->hit_tokens)
+        stress_fail("wrong number of prefix hits in the statistics");
     if (now.page_copies < before->page_copies || now.evictions < before->evictions ||
         now.packed_bytes_read < before->packed_bytes_read || strcmp(now.isa, before->isa) != 0)
         stress_fail("a counter decreased");

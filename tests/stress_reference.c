@@ -517,9 +517,10 @@ static void check_head(question *x, const uint8_t *answer) {
     }
     w->n_slack++;
     if (!(between.error <= allowed + slack))
-        stress_fail("layer %u head %u position %u: L2 error %g of %g, relative %g, allowed %g + %g%s", x->layer, x->head,
-                    token->position, between.error, between.size, between.error / between.size, allowed, slack,
-                    between.nan ? ", NaN" : "");
+        stress_fail(
+            "layer %u head %u position %u: the L2 error is %g for a norm of %g (relative error %g), but at most %g + %g is allowed%s",
+            x->layer, x->head, token->position, between.error, between.size, between.error / between.size, allowed, slack,
+            between.nan ? ", NaN" : "");
 }
 
 /* Returns a hash that is never 0. */

@@ -92,7 +92,7 @@ static void write_states(stress_run *l, stress_cache *c, const plan *p, fkv_step
         const stress_seq *seq = p->seqs[i];
         const uint32_t before = seq->n - p->rows[i].n_tokens;
         if ((rows[i].in == NULL) != (before == 0))
-            stress_fail("a sequence has a state although it is empty, or none although it has tokens (%u tokens)", before);
+            stress_fail("an empty sequence has a state, or a sequence with tokens has no state (%u tokens)", before);
         if (before > 0 && !is_state_of(rows[i].in, stress_seq_chain(c, seq, before), layer, n_words))
             stress_fail("the state of a sequence does not match its %u tokens", before);
         uint8_t *out = rows[i].out;

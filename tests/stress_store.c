@@ -68,7 +68,8 @@ void stress_store_prefix(stress_run *l, stress_cache *c) {
         p->n_pages = i + 1;
         const bool is_open = pack_object(c, p, STRESS_OPEN_PAGE, i);
         const bool has_state = pack_object(c, p, STRESS_STATE, i);
-        if (is_open && (i == 0 || !stress_has_sealed_layer(&c->config))) stress_fail("packed an open page that cannot exist");
+        if (is_open && (i == 0 || !stress_has_sealed_layer(&c->config)))
+            stress_fail("packed the open form of a page that has no open form");
         if (has_state && c->config.n_states == 0) stress_fail("packed a snapshot, but the cache has no state layers");
     }
     l->counts->stored++;

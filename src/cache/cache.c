@@ -539,8 +539,10 @@ fkv_status fkv_attend(fkv_step *step, uint32_t layer, const void *q, void *out) 
     FKV_TRY(fkv_step_check(step, &fkv_device_host, layer, FKV_LAYER_WRITTEN, "fkv_attend"));
     FKV_REQUIRE(q != NULL && out != NULL, FKV_BAD_ARGUMENT, "fkv_attend: q or out is NULL for layer %u", layer);
     fkv_cache *cache = step->cache;
-    FKV_REQUIRE(cache->layers.attn[layer].rope_dim == 0 || !overlaps(step, layer, q, out), FKV_BAD_ARGUMENT,
-                "fkv_attend: out overlaps q, but layer %u is latent, and its output rows are shorter than its queries", layer);
+    FKV_REQUIRE(
+        cache->layers.attn[layer].rope_dim == 0 || !overlaps(step, layer, q, out), FKV_BAD_ARGUMENT,
+        "fkv_attend: out overlaps q, which is not allowed in latent layer %u, because output rows are shorter than query rows",
+        layer);
     uint64_t bytes = fkv_attn_attend(cache->kernels, &cache->layers.attn[layer], layer_rows(step, layer), step->n_rows, q, out,
                                      cache->scratch, cache->workers);
     fkv_step_attended(step, bytes);

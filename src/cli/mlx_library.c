@@ -21,7 +21,7 @@ static int fail_unavailable(const char *why) {
     return kit_fail(
         EXIT_FAILED,
         "--device mlx is not available: %s\n"
-        "It needs MLX with mlx-c (macOS: brew install mlx-c; Linux: scripts/get-mlx in the flatkv source tree) and a\n"
+        "The option needs MLX with mlx-c (macOS: brew install mlx-c; Linux: scripts/get-mlx in the flatkv source tree) and a\n"
         "flatkv built with -DFKV_MLX=ON. Set FLATKV_MLX=FOLDER to use %s from another folder.",
         why, MLXC);
 }

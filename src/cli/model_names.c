@@ -157,11 +157,11 @@ static int fail_unknown_model(const char *word) {
 static int fail_absent_model(const char *word) {
     const cached_name cached = find_similar(word);
     if (cached.best[0] != 0)
-        return kit_fail(EXIT_FAILED, "-m %s is not a readable path, and the Hugging Face cache contains it as %s: use -m %s",
-                        word, cached.best, cached.best);
-    return kit_fail(EXIT_FAILED,
-                    "-m %s is not a readable path, and the Hugging Face cache does not contain it: run 'flatkv pull %s'", word,
-                    word);
+        return kit_fail(EXIT_FAILED,
+                        "-m %s is not a readable path, but the Hugging Face cache contains this model as %s: use -m %s", word,
+                        cached.best, cached.best);
+    return kit_fail(EXIT_FAILED, "-m %s is neither a readable path nor a model in the Hugging Face cache: run 'flatkv pull %s'",
+                    word, word);
 }
 
 static int fail_unnamed_with(const char *present) {

@@ -120,7 +120,7 @@ static bool check_niah_options(const niah_options *o) {
     if (o->line != NULL && (o->n_facts > 0 || o->model.codecs.n > 1 || !one_cell))
         return kit_fail(
                    0,
-                   "--line draws the memory during a single grid cell: pass one length, --depths 1, one haystack and one codec") !=
+                   "--line plots the memory use of a single grid cell: pass one length, --depths 1, one haystack and one codec") !=
                0;
     return true;
 }

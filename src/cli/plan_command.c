@@ -430,12 +430,13 @@ static int fail_to_fit(const subject *s, const fkv_runner_plan *plan, const budg
     const char *fewer_bits = has_more_bits ? ", use fewer bits (--codecs sealed)" : "";
     uint32_t longest = is_bounded(s) ? 0 : longest_context(s, NULL, b->bytes);
     if (longest > 0)
-        return kit_fail(EXIT_NO_FIT, "the plan does not fit: lower -c from %u to %u%s, or use a sliding window (--max-kv)",
+        return kit_fail(EXIT_NO_FIT,
+                        "the plan does not fit in memory: lower -c from %u to %u%s, or use a sliding window (--max-kv)",
                         s->n_tokens, longest, fewer_bits);
     return kit_fail(
         EXIT_NO_FIT,
-        "the plan does not fit even with the shortest context: it needs %s%s, but only %s is available; use a smaller model%s, or "
-        "lower --chunk or --seqs",
+        "the plan does not fit in memory even with the shortest context: it needs %s%s, but only %s is available; use a smaller "
+        "model%s, or lower --chunk or --seqs",
         kit_bytes(plan->total_bytes, needs), s->model != NULL ? " in addition to the weights" : "", kit_bytes(b->bytes, has),
         fewer_bits);
 }

@@ -213,10 +213,11 @@ static int choose_context(const run *r, uint32_t *max_tokens) {
         most = MAX_CONVERSATION;
     if (r->prompt.n > most) {
         if (o->context != 0)
-            return kit_fail(EXIT_FAILED,
-                            "the prompt has %zu tokens, but -c reserves %llu (the model was trained for %u): shorten the prompt, "
-                            "raise -c, or use a sliding window (--max-kv)",
-                            r->prompt.n, (unsigned long long)most, r->about->context);
+            return kit_fail(
+                EXIT_FAILED,
+                "the prompt has %zu tokens, but -c reserves only %llu (the model was trained for %u): shorten the prompt, "
+                "raise -c, or use a sliding window (--max-kv)",
+                r->prompt.n, (unsigned long long)most, r->about->context);
         const uint32_t window = r->about->context / 2;
         const uint32_t sinks = o->n_sinks < window ? o->n_sinks : window;
         return kit_fail(EXIT_FAILED,

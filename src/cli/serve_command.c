@@ -84,7 +84,7 @@ static int check_serve_options(serve_options *o) {
     const model_options *m = &o->models.options;
     engine_options *e = &o->models.engine;
     if (e->parallel == 0 || e->parallel >= m->chunk)
-        return kit_fail(EXIT_USAGE, "--parallel must be at least 1 and less than --chunk, so at most %u (got %u)", m->chunk - 1,
+        return kit_fail(EXIT_USAGE, "--parallel must be from 1 to %u, which is one less than --chunk (got %u)", m->chunk - 1,
                         e->parallel);
     if (m->context != 0 && m->context <= e->parallel)
         return kit_fail(EXIT_USAGE,

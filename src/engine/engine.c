@@ -314,8 +314,8 @@ fkv_status fkv_engine_open(const fkv_model *model, const fkv_engine_config *conf
     FKV_REQUIRE(model != NULL && config != NULL && engine != NULL, FKV_BAD_ARGUMENT,
                 "fkv_engine_open: model, config or engine is NULL");
     const fkv_runner_config *c = &config->runner;
-    FKV_REQUIRE(config->draft_tokens <= FKV_MAX_DRAFT, FKV_BAD_CONFIG, "draft_tokens is %u: at most %d is allowed",
-                config->draft_tokens, FKV_MAX_DRAFT);
+    FKV_REQUIRE(config->draft_tokens <= FKV_MAX_DRAFT, FKV_BAD_CONFIG, "draft_tokens is %u (maximum %d)", config->draft_tokens,
+                FKV_MAX_DRAFT);
     FKV_REQUIRE((uint64_t)c->max_seqs + config->draft_tokens <= c->max_logit_rows, FKV_BAD_CONFIG,
                 "max_logit_rows is %u, but it must be at least max_seqs + draft_tokens (%u + %u)", c->max_logit_rows, c->max_seqs,
                 config->draft_tokens);

@@ -5,16 +5,16 @@
 #include <stdlib.h>
 
 fkv_status fkv_request_check(const fkv_request *r, uint32_t n_vocab) {
-    FKV_REQUIRE(r->n_snapshots <= FKV_MAX_MARKS, FKV_BAD_ARGUMENT, "n_snapshots is %u: at most %d snapshots are allowed",
-                r->n_snapshots, FKV_MAX_MARKS);
+    FKV_REQUIRE(r->n_snapshots <= FKV_MAX_MARKS, FKV_BAD_ARGUMENT, "n_snapshots is %u (maximum %d)", r->n_snapshots,
+                FKV_MAX_MARKS);
     FKV_REQUIRE(r->event != NULL, FKV_BAD_ARGUMENT, "the request has no event callback");
     FKV_REQUIRE(r->prompt != NULL && r->n_prompt > 0, FKV_BAD_ARGUMENT, "the prompt is empty");
     for (uint32_t i = 0; i < r->n_prompt; i++)
         FKV_REQUIRE(r->prompt[i] < n_vocab, FKV_BAD_ARGUMENT,
                     "the prompt token at index %u is %u, but the vocabulary has only %u tokens", i, r->prompt[i], n_vocab);
     FKV_REQUIRE(r->n <= FKV_MAX_ANSWERS, FKV_BAD_ARGUMENT, "n is %u: at most %d answers are allowed", r->n, FKV_MAX_ANSWERS);
-    FKV_REQUIRE(r->n_stops <= FKV_MAX_STOPS, FKV_BAD_ARGUMENT, "%u stop strings: at most %d are allowed", r->n_stops,
-                FKV_MAX_STOPS);
+    FKV_REQUIRE(r->n_stops <= FKV_MAX_STOPS, FKV_BAD_ARGUMENT, "the request has %u stop strings; at most %d are allowed",
+                r->n_stops, FKV_MAX_STOPS);
     FKV_REQUIRE(r->n_stops == 0 || r->stops != NULL, FKV_BAD_ARGUMENT, "n_stops is %u, but the array stops is NULL", r->n_stops);
     for (uint32_t i = 0; i < r->n_stops; i++) {
         size_t n = r->stops[i] != NULL ? strlen(r->stops[i]) : 0;

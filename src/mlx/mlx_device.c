@@ -591,12 +591,13 @@ fkv_status fkv_mlx_step_pending(fkv_step *step, mlx_vector_array arrays) {
 static fkv_status kept_step(fkv_step *step, const char *call, fkv_mlx_state **mlx) {
     FKV_TRY(fkv_step_check(step, &fkv_device_mlx, 0, FKV_LAYER_ANY, call));
     *mlx = fkv_step_device_state(step);
-    FKV_REQUIRE((*mlx)->way == FKV_MLX_FUSED, FKV_UNSUPPORTED,
-                "%s: the cache uses the plain method, whose graphs depend on sequence lengths; open the cache with FKV_MLX_FUSED",
-                call);
+    FKV_REQUIRE(
+        (*mlx)->way == FKV_MLX_FUSED, FKV_UNSUPPORTED,
+        "%s: the graphs of FKV_MLX_PLAIN depend on sequence lengths and cannot be reused; open the cache with FKV_MLX_FUSED",
+        call);
     for (uint32_t l = 0; l < (*mlx)->n_layers; l++)
         FKV_REQUIRE((*mlx)->layers[l].states == NULL, FKV_UNSUPPORTED,
-                    "%s: layer %u has a recurrent state, and steps with recurrent states have no reusable graph", call, l);
+                    "%s: layer %u has a recurrent state, so the graph of the step cannot be reused", call, l);
     return FKV_OK;
 }
 
@@ -610,11 +611,10 @@ fkv_status fkv_mlx_step_state(fkv_step *step, mlx_vector_array arrays, uint32_t 
         const fkv_mlx_layer *layer = &mlx->layers[l];
         FKV_REQUIRE(
             layer->open == NULL || mlx->layers[layer->table_of].header[FKV_STEP_N_TILES] == 0, FKV_UNSUPPORTED,
-            "fkv_mlx_step_state: a step that prefills sealed layers has no reusable graph; use at most %d tokens per sequence",
+            "fkv_mlx_step_state: a step that prefills sealed layers cannot be compiled; use at most %d tokens per sequence",
             FKV_ITEM_QUERIES);
         if (layer->table_of != l) continue;
-        FKV_REQUIRE(*n_tables < room, FKV_BAD_ARGUMENT, "fkv_mlx_step_state: n_tables %u is too small for the tables of the step",
-                    room);
+        FKV_REQUIRE(*n_tables < room, FKV_BAD_ARGUMENT, "fkv_mlx_step_state: n_tables is %u, but the step has more tables", room);
         fkv_mlx_fused_form(mlx, layer, form + (size_t)*n_tables * FKV_MLX_FORM_WORDS);
         FKV_TRY(fkv_mlx_check(mlx_vector_array_append_value(arrays, layer->table), "fkv_mlx_step_state"));
         ++*n_tables;

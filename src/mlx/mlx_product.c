@@ -167,7 +167,9 @@ static fkv_status open_shared(const fkv_affine_product *product, fkv_mlx_kernel 
     (void)pthread_mutex_unlock(&lock);
     if (exists || !fits) fkv_mlx_kernel_close(&own);
     if (fits) return FKV_OK;
-    return fkv_fail(FKV_UNSUPPORTED, "fkv_mlx_quantized_product: more than %d kinds of matrices", (int)MAX_SHARED);
+    return fkv_fail(FKV_UNSUPPORTED,
+                    "fkv_mlx_quantized_product: the limit of %d kernel variants is reached; use quantized_matmul",
+                    (int)MAX_SHARED);
 }
 
 static fkv_status compute_product(mlx_array x, const fkv_mlx_affine *w, mlx_stream stream, mlx_array *out) {

@@ -209,7 +209,7 @@ fkv_status fkv_calibration_new(const fkv_calibration_layer *layers, uint32_t n_l
     FKV_REQUIRE(c.n_bytes <= MAX_BYTES, FKV_UNSUPPORTED, "the calibration file would have %zu bytes, more than the limit of %d",
                 c.n_bytes, MAX_BYTES);
     c.file = calloc(1, c.n_bytes);
-    FKV_REQUIRE(c.file != NULL, FKV_NO_MEMORY, "out of memory allocating a calibration of %zu bytes", c.n_bytes);
+    FKV_REQUIRE(c.file != NULL, FKV_NO_MEMORY, "out of memory allocating a calibration file of %zu bytes", c.n_bytes);
     file_header h = {.version = VERSION,
                      .header_bytes = sizeof h,
                      .n_layers = n_layers,

@@ -19,8 +19,10 @@ static fkv_status check_layer_shape(const fkv_hparams *h, uint32_t layer) {
                 s->head_dim);
     FKV_REQUIRE(s->ffn_dim > 0 && s->ffn_dim <= MAX_DIM, FKV_UNSUPPORTED,
                 "layer %u has a feed-forward dimension of %u, expected 1 to %d", layer, s->ffn_dim, MAX_DIM);
-    FKV_REQUIRE(layer < fkv_architecture_n_kv_layers(h) || s->kv_layer != layer, FKV_UNSUPPORTED,
-                "layer %u stores no keys and values, and no earlier layer of the same kind stores them", layer);
+    FKV_REQUIRE(
+        layer < fkv_architecture_n_kv_layers(h) || s->kv_layer != layer, FKV_UNSUPPORTED,
+        "layer %u stores no keys and values, and there is no earlier layer of the same kind whose keys and values it can use",
+        layer);
     FKV_REQUIRE(kv->n_kv_heads == s->n_kv_heads && kv->head_dim == s->head_dim, FKV_UNSUPPORTED,
                 "layer %u (%u KV heads of dimension %u) cannot share the pages of layer %u (%u KV heads of dimension %u)", layer,
                 s->n_kv_heads, s->head_dim, s->kv_layer, kv->n_kv_heads, kv->head_dim);
@@ -130,7 +132,7 @@ static fkv_status check_experts(const fkv_hparams *h) {
                 h->n_experts, FKV_MAX_EXPERTS);
     FKV_REQUIRE(
         h->expert_dim > 0 && h->expert_dim <= MAX_DIM && h->shared_dim <= MAX_DIM, FKV_UNSUPPORTED,
-        "the model has an expert dimension of %u, which must not be 0, and a shared expert dimension of %u; the maximum is %d",
+        "unsupported expert dimension %u or shared expert dimension %u: both must be at most %d, and the first must not be 0",
         h->expert_dim, h->shared_dim, MAX_DIM);
     FKV_REQUIRE(h->n_experts == 0 ||
                     (h->n_experts_used > 0 && h->n_experts_used <= h->n_experts && h->n_experts_used <= FKV_MAX_EXPERTS_USED),

@@ -91,7 +91,7 @@ fkv_status fkv_pager_prefix_begin(fkv_pager *pager, uint64_t tenant, const uint3
     if (available && node == FKV_NO_NODE) node = fkv_tree_add(pager, tenant, above, last);
     if (!available || node == FKV_NO_NODE) {
         fkv_pager_settle(pager);
-        return fkv_fail(FKV_POOL_FULL, "no page is free, and no cached page was used less recently than this prefix");
+        return fkv_fail(FKV_POOL_FULL, "no page is free, and all cached pages were used more recently than this prefix");
     }
     for (uint32_t g = 0; g < FKV_MAX_GROUPS; g++) {
         pages[g] = FKV_NO_PAGE;
@@ -114,7 +114,8 @@ fkv_status fkv_pager_part_begin(fkv_pager *pager, uint64_t tenant, const uint32_
     if (!ensure_free_page(pager, group)) {
         fkv_pager_settle(pager);
         return fkv_fail(FKV_POOL_FULL,
-                        "no page of layer group %u is free, and no cached page was used less recently than this prefix", group);
+                        "no page of layer group %u is free, and all its cached pages were used more recently than this prefix",
+                        group);
     }
     pages[group] = fkv_pool_take(&pager->groups[group].pool);
     fkv_tree_adopt(pager, node, group, pages[group]);

@@ -136,11 +136,11 @@ static jinja_value update_dict(jinja_context *c, jinja_dict *dict, const jinja_a
     for (size_t i = 0; more != NULL && more->kind == JINJA_LIST && i < more->as.list->n_items && !c->failed; i++) {
         const jinja_value *pair = &more->as.list->items[i];
         if (pair->kind != JINJA_LIST || pair->as.list->n_items != 2)
-            return fkv_jinja_fail(c, "a list that updates a dict must contain only pairs of a key and a value");
+            return fkv_jinja_fail(c, "a list from which a dict is updated must contain only key-value pairs");
         fkv_jinja_set(c, dict, pair->as.list->items[0], pair->as.list->items[1]);
     }
     if (args->n_positions > 1 || (more != NULL && more->kind != JINJA_DICT && more->kind != JINJA_LIST))
-        return fkv_jinja_fail(c, "a dict can be updated only from a dict or a list of pairs");
+        return fkv_jinja_fail(c, "a dict can be updated only from a dict or a list of key-value pairs");
     for (size_t i = args->n_positions; i < args->n; i++)
         fkv_jinja_set(c, dict, fkv_jinja_of_string(args->name[i]), args->value[i]);
     return fkv_jinja_none();
