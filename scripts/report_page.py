@@ -335,8 +335,8 @@ COMPARISONS = (
     ("How cost grows", "scaling_lengths",
      "![time and memory of attention by context length, batch size, threads, heads and bits](scaling.svg)\n\n"
      "`bench/scaling` measures one layer while one parameter varies. flatkv and its peers are interleaved in one run, and all threads of the CPU are used unless stated. "
-     "Memory is the growth of the anonymous memory of the process. For flatkv, it is the whole reservation of the cache, including scratch memory for steps of 512 tokens; "
-     "for the peers, it is the cache, the mask and the buffers of one call. A missing value was not measured because one call would have taken too long or the memory did not suffice."),
+     "Memory is the growth of the anonymous memory of the process. For flatkv, this value is the whole reservation of the cache, including scratch memory for steps of 512 tokens; "
+     "for the peers, it is the memory of the cache, the mask and the buffers of one call. A missing value was not measured because one call would have taken too long or the memory did not suffice."),
     ("Steps in the cost", "scaling_steps",
      "The table shows the largest step of each line: the growth of the cost from one point to the next, divided by the growth of the parameter (for prefill, of the mean number of visible tokens per query). "
      "A cost that is proportional to the parameter has a step of 1; a cost that does not depend on the parameter has a step of 0.5 for a doubling. The last column is the parameter before the step."),
@@ -354,11 +354,11 @@ COMPARISONS = (
      "The number of cached tokens includes the queries."),
     ("Latent layers on an H200", "latent_gpu",
      "The layer has 16 query heads, 512 latent channels in 8 bits and 64 RoPE channels in 16 bits, as in multi-head latent attention (MLA). MLX's scaled_dot_product_attention reads bf16 keys of 576 channels, whose first 512 channels are also the values. "
-     "Prefill has 512 queries, which are included in the number of cached tokens. The latent channels of this benchmark are not rotated, so queries have three bytes; in the default configuration of models, they have two. The times include appending the RoPE channels of the queries to the output, which chained calls need."),
+     "Prefill has 512 queries, which are included in the number of cached tokens. The latent channels of this benchmark are not rotated, so queries have three bytes; in the default configuration of models, the latent channels are rotated, and queries have two bytes. The times include appending the RoPE channels of the queries to the output, which chained calls need."),
     ("2-bit and TurboQuant pages on an H200", "small_codecs_gpu", "The table shows decode times measured with `bench_attn --device mlx`."),
     ("Decode kernels on an H200", "kernels_gpu", "The kernels are launched directly, without MLX. The column \"bandwidth limit\" shows the time needed to read the packed bytes at the measured memory bandwidth."),
     ("Decode steps on an H200", "decode_step_gpu", "`bench_decode_mlx` runs a model with the shape of Llama-3-8B, random 4-bit weights and 131072 cached tokens on the CUDA wheel of MLX 0.32.2. "
-     "The row \"MLX bf16\" uses MLX's attention over constant keys and values. In the first run, flatkv's kernel computes the products with weights in all rows, including this one. The column \"MLX's products\" shows a second run, with `--mlx-products`. The memory columns are from the first run."),
+     "The row \"MLX bf16\" uses MLX's attention over constant keys and values. In the first run, flatkv's kernel computes the products with weights in all rows of the table, including this row. The column \"MLX's products\" shows a second run, with `--mlx-products`. The memory columns are from the first run."),
     ("mlx-lm on an H200", "python_model",
      "`python/tests/gpu_check.py` runs a prompt of 131072 tokens through `generate_step` of mlx-lm 0.32.2, with a model that has the shape of Llama-3-8B and random 4-bit weights."),
     ("mlx-lm on an H200: decode", "python_decode",
@@ -390,9 +390,9 @@ COMPARISONS = (
      "The text is the book in models/needle, on which the model in models/hybrid was not trained. Perplexity is per byte, and KL divergence is relative to 16-bit pages. "
      "For the last column, flatkv's server answers questions about documents of 4096 bytes with 16 facts each. Recurrent states are in f32."),
     ("16-bit recurrent states in a trained hybrid model", "hybrid_states",
-     "flatkv stores recurrent states and snapshots in f32. This simulation rounds the states of the model in models/hybrid to 16 bits, either once, at the start of the scored text or shortly before the question, or at regular distances. The last row sets the state to zero. "
+     "flatkv stores recurrent states and snapshots in f32. This simulation rounds the states of the model in models/hybrid to 16 bits, either once, at the start of the scored text or shortly before the question, or at regular intervals. The last row sets the state to zero. "
      "Attention is exact. Perplexity is per byte, and KL divergence is relative to states in f32; both are means over the 1024 tokens after the start of the scored text, in 6 windows. For the last column, the model answers questions about documents with 8 facts. "
-     "Its answers are right even without the state, because attention recalls the facts."),
+     "The answers are correct even without the state, because attention recalls the facts."),
     ("Large key biases in mlx-lm", "python_key_biases",
      "The table shows KL divergences from mlx-lm's float32 cache. `python/tests/key_biases.py` runs a small Qwen2 model with random weights twice: with large key biases in slowly rotating channels, as in trained models of this family, and with small key biases. "
      "\"Not centered\" means that the mean key biases are not subtracted."),
