@@ -423,7 +423,7 @@ def make(results):
         parts.append(f"## Machine {machine.name}")
         parts.append(
             f"This machine has {about['cores']} cores ({about['processor']}) and {about['memory_bytes'] / (1 << 30):.0f} GiB of memory, and runs {about['system']}. "
-            f"Its instruction sets include {' and '.join(', '.join(about['instructions']).rsplit(', ', 1))}."
+            f"The CPU supports the instruction sets {' and '.join(', '.join(about['instructions']).rsplit(', ', 1))}."
         )
         for title, section in SECTIONS:
             lines = section(machine)

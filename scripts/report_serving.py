@@ -149,7 +149,7 @@ def section(machine, table):
     if turns:
         head = ["clients", "flatkv, tokens/s", "llama-server, tokens/s", "flatkv first token", "llama-server first token", "flatkv token interval", "other load"]
         lines += [
-            f"`flatkv serve` runs SmolLM2 with {', '.join(sorted({r['result'].get('codec', '8/4') for r in turns}))} pages, and one or more clients send requests concurrently. Each rate is the number of generated tokens per second, summed over all clients; the table shows the median over all rounds. "
+            f"`flatkv serve` runs SmolLM2 (codecs: {' and '.join(sorted({r['result'].get('codec', '8/4') for r in turns}))}), and one or more clients send requests concurrently. Each rate is the number of generated tokens per second, summed over all clients; the table shows the median over all rounds. "
             "The last column shows the share of the machine's CPU time that other processes used.",
             f"The peer is {', '.join(sorted({r['result'].get('peer', 'llama-server') for r in turns}))} with the same model file (Q4_1, output matrix Q8_0), the same number of threads, "
             f"one slot per client and flash attention. {peer_caches([r['result'] for r in turns])}. llama-server was compiled natively (with clang 19 for short prompts, with gcc 12 for long prefixes), and the rounds of both servers were interleaved. "

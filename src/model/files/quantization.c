@@ -201,7 +201,8 @@ static fkv_status remove_parts(fkv_weights *weights, const bool *taken, const ch
 
 fkv_status fkv_quantization_join(fkv_weights *weights, const char *path) {
     bool *taken = calloc(weights->n_tensors + 1, sizeof *taken);
-    FKV_REQUIRE(taken != NULL, FKV_NO_MEMORY, "%s: out of memory joining %u tensors", path, weights->n_tensors);
+    FKV_REQUIRE(taken != NULL, FKV_NO_MEMORY, "%s: out of memory combining the parts of quantized weights (%u tensors)", path,
+                weights->n_tensors);
     fkv_status status = FKV_OK;
     for (uint32_t i = 0; i < weights->n_tensors && status == FKV_OK; i++)
         if (is_mlx_codes(&weights->tensors[i]))

@@ -203,7 +203,7 @@ fkv_status fkv_quantization_join_linear(fkv_weights *weights, fkv_tensor *tensor
                 "%s: tensor %s has type %s, but config.json has no \"quantization_config\" that describes it", path, tensor->name,
                 fkv_tensor_type_name(tensor->type));
     struct fkv_linear_codes *l = fkv_weights_keep(weights, sizeof *l);
-    FKV_REQUIRE(l != NULL, FKV_NO_MEMORY, "%s: out of memory joining the parts of %s", path, tensor->name);
+    FKV_REQUIRE(l != NULL, FKV_NO_MEMORY, "%s: out of memory combining the parts of the quantized weight %s", path, tensor->name);
     return is_words ? join_words(weights, tensor, q, find_part, l, taken, path)
                     : join_fp8(weights, tensor, q, find_part, l, taken, path);
 }
