@@ -97,7 +97,7 @@ def section(results):
         f"flatkv was killed {writers['kills']} times while it wrote pages to Redis, each time for a different prompt. Redis then had {writers['pages_written']} complete values. "
         f"Another server read {writers['pages_read']} of these values to answer the same prompts. This server rejected {writers['refused_or_damaged']} values, and {writers['wrong_texts']} texts were wrong.",
         "### Slow and partitioned networks",
-        "Requests are sent in pairs, one to a server with the store and one to a server without a store. The cost is the median of the differences within the pairs.",
+        "Requests are sent in pairs, one to a server with the store and one to a server without a store. The cost of the store is the median of the differences within the pairs.",
         networks(tests["slow_networks_cost_nothing"], tests["partitions_cost_nothing"]),
         "### Errors of Redis",
         table_of_text(["error", "requests", "failed", "log lines"],

@@ -38,7 +38,7 @@ typedef struct fkv_engine_config {
     double max_wait_s;    /* maximum predicted queue time in seconds (0: unlimited). A request with a longer predicted queue time
                              is rejected with FKV_BUSY */
     uint32_t max_tenants; /* maximum number of tenants that the fair scheduler tracks separately */
-    uint32_t default_new; /* value of max_new for requests whose max_new is 0 */
+    uint32_t default_new; /* default value of max_new, used for requests whose max_new is 0 */
     double ageing_s;      /* the priority of a queued request rises by 1 every ageing_s seconds; 0: no ageing */
     double output_weight; /* cost of a generated token in fair-share accounting; a computed prompt token costs 1 */
 

@@ -293,7 +293,7 @@ typedef struct fkv_runner_config {
     void *log_user;
 } fkv_runner_config;
 
-/* Returns the default configuration: sealed 4-bit keys and values, rotated as the codecs recommend (see docs/results.md), the
+/* Returns the default configuration: sealed 4-bit keys and values with the recommended rotation (see docs/results.md), the
  * model's context length, one sequence, 512 tokens per step, logits for one row. */
 FKV_API fkv_runner_config fkv_runner_config_default(void);
 
