@@ -44,7 +44,7 @@ def valkey(tests):
     killed, shares = tests["redis_is_killed"], [row["share"] for row in tests["verified_reads"]["rows"] if row["where"] == "loopback"]
     lines = [row["log_lines"] for row in tests["errors_of_redis_are_logged_once"].values() if isinstance(row, dict)]
     return (f"{killed['redis']} was killed and restarted {killed['kills']} times while 4 servers used it. The servers answered {sum(row['requests'] for row in killed['servers'])} requests, with "
-            f"{sum(row['errors'] for row in killed['servers'])} errors and {sum(row['wrong_texts'] for row in killed['servers'])} wrong texts. After a restart, the servers used it again within "
+            f"{sum(row['errors'] for row in killed['servers'])} errors and {sum(row['wrong_texts'] for row in killed['servers'])} wrong answers. After a restart, the servers used the store again within "
             f"{killed['used_again_ms']['p50']} ms (median) and {killed['used_again_ms']['max']} ms (maximum). Each of {len(lines)} kinds of errors caused {max(lines)} log line. "
             f"Verified reads on loopback reached {' and '.join(', '.join(f'{100 * share:.0f} %' for share in shares).rsplit(', ', 1))} of the rate of GET for the three page sizes.")
 
@@ -92,10 +92,10 @@ def section(results):
         stopped(tests["redis_is_stopped"]),
         "### Kills",
         f"Redis was killed and restarted {killed['kills']} times while 4 servers used it. The servers answered {sum(row['requests'] for row in killed['servers'])} requests, with "
-        f"{sum(row['errors'] for row in killed['servers'])} errors and {sum(row['wrong_texts'] for row in killed['servers'])} wrong texts. "
+        f"{sum(row['errors'] for row in killed['servers'])} errors and {sum(row['wrong_texts'] for row in killed['servers'])} wrong answers. "
         f"After a restart, the servers used Redis again within {killed['used_again_ms']['p50']} ms (median) and {killed['used_again_ms']['max']} ms (maximum).",
         f"flatkv was killed {writers['kills']} times while it wrote pages to Redis, each time for a different prompt. Redis then had {writers['pages_written']} complete values. "
-        f"Another server read {writers['pages_read']} of these values to answer the same prompts. This server rejected {writers['refused_or_damaged']} values, and {writers['wrong_texts']} texts were wrong.",
+        f"Another server read {writers['pages_read']} of these values to answer the same prompts. This server rejected {writers['refused_or_damaged']} values, and {writers['wrong_texts']} answers were wrong.",
         "### Slow and partitioned networks",
         "Requests are sent in pairs, one to a server with the store and one to a server without a store. The cost of the store is the median of the differences within the pairs.",
         networks(tests["slow_networks_cost_nothing"], tests["partitions_cost_nothing"]),
