@@ -510,7 +510,10 @@ static bool run_loop(server *s) {
     struct event *terminate = evsignal_new(s->base, SIGTERM, on_signal, s);
     const bool good = wake != NULL && interrupt != NULL && terminate != NULL && event_add(wake, NULL) == 0 &&
                       event_add(interrupt, NULL) == 0 && event_add(terminate, NULL) == 0;
-    if (good) (void)event_base_dispatch(s->base);
+    if (good) {
+        print_address(s); /* after the signal handlers are installed, so that a reader of this line can send SIGTERM */
+        (void)event_base_dispatch(s->base);
+    }
     /* Cancel the remaining requests and process their last events. */
     s->draining = s->ending = true;
     worker_pool_discard(s->pool);
@@ -609,7 +612,6 @@ bool serve_run(server *s, const serve_subject *subjects, uint32_t n_subjects, ui
     s->pool = worker_pool_open();
     if (s->pool == NULL || !good) return false;
     s->base_bytes = base_bytes + resident_bytes() - before; /* adds the memory of the vocabulary indexes */
-    print_address(s);
     return run_loop(s);
 }
 
