@@ -218,36 +218,66 @@ static void int_values(const fkv_codec *codec, const uint8_t *const part[FKV_N_P
 
 /* ---- sealed blocks ---- */
 
-/* Computes the dot products of n query rows (n: compile-time constant) with the codes of 16 tokens and adds them to
- * sum[row][digit]. Each base-256 digit (byte) of the query values has its own dot product. */
-FKV_INLINE void dot_digits(int n, uint32_t n_chunks, const sealed_quads *keys, digit_rows digits, __m512i (*sum)[DIGITS]) {
+enum {
+    PAIR_TOKENS = 2 * LANE_TOKENS, /* tokens whose dot products are computed together, in two blocks */
+    DOT_ROWS = 4                   /* maximum query rows whose dot products are computed together */
+};
+
+/* Dot products of query rows with the codes of two blocks of 16 tokens, one for each base-256 digit of the query values. The 16
+ * to 24 accumulators hide the latency of vpdpbusd, and each broadcast of query bytes is used twice. */
+typedef struct digit_sums {
+    __m512i at[2][DOT_ROWS][DIGITS]; /* [block of tokens, row, digit] */
+} digit_sums;
+
+/* Adds the dot products of n query rows with the codes of two blocks of tokens. Skips the digits before `digit`. n and `digit`
+ * are compile-time constants. */
+FKV_INLINE void dot_digits(int n, size_t digit, uint32_t n_chunks, const sealed_quads keys[2], digit_rows digits,
+                           digit_sums *sums) {
     for (uint32_t chunk = 0; chunk < n_chunks; chunk++) {
         const int8_t *of_chunk = digits.at + chunk * digits.chunk;
-        FKV_UNROLL
         for (int quad = 0; quad < CHUNK_QUADS; quad++) {
-            __m512i codes = _mm512_load_si512(keys->at[chunk][quad]);
+            __m512i first = _mm512_load_si512(keys[0].at[chunk][quad]);
+            __m512i second = _mm512_load_si512(keys[1].at[chunk][quad]);
             FKV_UNROLL
             for (size_t i = 0; i < (size_t)n; i++) {
                 FKV_UNROLL
-                for (size_t d = 0; d < DIGITS; d++)
-                    sum[i][d] = _mm512_dpbusd_epi32(
-                        sum[i][d], codes, _mm512_set1_epi32(dword(of_chunk + i * digits.row + d * digits.digit + 4 * quad)));
+                for (size_t d = digit; d < DIGITS; d++) {
+                    __m512i bytes = _mm512_set1_epi32(dword(of_chunk + i * digits.row + d * digits.digit + 4 * quad));
+                    sums->at[0][i][d] = _mm512_dpbusd_epi32(sums->at[0][i][d], first, bytes);
+                    sums->at[1][i][d] = _mm512_dpbusd_epi32(sums->at[1][i][d], second, bytes);
+                }
             }
         }
     }
 }
 
-/* Computes the scores of 16 tokens for n query rows, starting at row r. n is a compile-time constant. */
-FKV_INLINE void sealed_dot(int n, uint32_t n_chunks, const sealed_quads *keys, digit_rows digits, const sealed_rows *rows,
-                           uint32_t r, float *scores) {
-    __m512i sum[2][DIGITS];
+/* Computes the scores of 32 tokens for n query rows, starting at row r. n and `narrow` are compile-time constants. */
+FKV_INLINE void sealed_dot(int n, bool narrow, uint32_t n_chunks, const sealed_quads keys[2], digit_rows digits,
+                           const sealed_rows *rows, uint32_t r, float *scores) {
+    digit_sums sums;
     FKV_UNROLL
-    for (int i = 0; i < n; i++) sum[i][0] = sum[i][1] = sum[i][2] = _mm512_setzero_si512();
-    dot_digits(n, n_chunks, keys, digits_from(digits, r), sum);
+    for (int i = 0; i < 2 * n; i++) {
+        FKV_UNROLL
+        for (int d = 0; d < DIGITS; d++) sums.at[i / n][i % n][d] = _mm512_setzero_si512();
+    }
+    dot_digits(n, narrow ? 1 : 0, n_chunks, keys, digits_from(digits, r), &sums);
     FKV_UNROLL
-    for (int i = 0; i < n; i++)
-        vf_store(scores + i * FKV_TILE_TOKENS,
-                 sealed_score(sum[i][0], sum[i][1], sum[i][2], rows->step[r + (uint32_t)i], rows->bias[r + (uint32_t)i]));
+    for (int i = 0; i < 2 * n; i++) {
+        const __m512i *sum = sums.at[i / n][i % n];
+        uint32_t row = r + (uint32_t)(i % n);
+        vf_store(scores + (size_t)row * FKV_TILE_TOKENS + i / n * LANE_TOKENS,
+                 sealed_score(sum[0], sum[1], sum[2], rows->step[row], rows->bias[row]));
+    }
+}
+
+/* Computes the scores of 32 tokens for up to 16 query rows. `narrow` is a compile-time constant. */
+FKV_INLINE void sealed_dot_rows(bool narrow, uint32_t n_chunks, const sealed_quads keys[2], digit_rows digits,
+                                const sealed_rows *rows, uint32_t n_rows, float *scores) {
+    uint32_t r = 0;
+    for (; r + DOT_ROWS <= n_rows; r += DOT_ROWS) sealed_dot(DOT_ROWS, narrow, n_chunks, keys, digits, rows, r, scores);
+    if (n_rows - r == 3) sealed_dot(3, narrow, n_chunks, keys, digits, rows, r, scores);
+    if (n_rows - r == 2) sealed_dot(2, narrow, n_chunks, keys, digits, rows, r, scores);
+    if (n_rows - r == 1) sealed_dot(1, narrow, n_chunks, keys, digits, rows, r, scores);
 }
 
 static void int_sealed_scores(const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], fkv_fetch *next, uint32_t n_tokens,
@@ -258,36 +288,45 @@ static void int_sealed_scores(const fkv_codec *codec, const uint8_t *const part[
     alignas(64) int8_t digits[MAX_CHUNKS][BLOCK_ROWS][DIGITS][CHUNK_NUMBERS];
     const digit_rows as_rows = {digits[0][0][0], sizeof digits[0][0], CHUNK_NUMBERS, sizeof digits[0]};
     sealed_page_open(codec, part, &page);
-    for (uint32_t token = 0; token < n_tokens; token += FKV_SEALED_TOKENS)
+    /* a sealed page has FKV_TILE_TOKENS tokens, so the second block of the last pair exists even if n_tokens ends before it */
+    for (uint32_t token = 0; token < fkv_align_up(n_tokens, PAIR_TOKENS); token += FKV_SEALED_TOKENS)
         sealed_quads_of(codec, &page, sealed_block(codec, part, token), &keys[token / FKV_SEALED_TOKENS]);
     for (uint32_t row = 0; row < n_rows; row += BLOCK_ROWS) {
         uint32_t n = fkv_min_u32(BLOCK_ROWS, n_rows - row);
         sealed_rows_open(&page, prepared, n_rows, row, &rows);
-        for (uint32_t r = 0; r < n; r++)
-            rows.bias[r] = vf_reduce_add(sealed_digits(page.n_units, &page, q + (size_t)(row + r) * codec->dim, rows.inverse[r],
-                                                       digits[0][r][0], CHUNK_NUMBERS, sizeof digits[0]));
-        for (uint32_t token = 0; token < n_tokens; token += FKV_SEALED_TOKENS) {
-            if (row == 0) fkv_fetch_some(next, FKV_SEALED_TOKENS);
-            const sealed_quads *quads = &keys[token / FKV_SEALED_TOKENS];
+        for (uint32_t r = 0; r < n; r++) {
+            const float *from = q + (size_t)(row + r) * codec->dim;
+            int8_t *to = digits[0][r][0];
+            vf bias = rows.narrow
+                          ? sealed_digits_of(true, page.n_units, &page, from, rows.inverse[r], to, CHUNK_NUMBERS, as_rows.chunk)
+                          : sealed_digits(page.n_units, &page, from, rows.inverse[r], to, CHUNK_NUMBERS, as_rows.chunk);
+            rows.bias[r] = vf_reduce_add(bias);
+        }
+        for (uint32_t token = 0; token < n_tokens; token += PAIR_TOKENS) {
+            if (row == 0) fkv_fetch_some(next, PAIR_TOKENS);
+            const sealed_quads *pair = &keys[token / FKV_SEALED_TOKENS];
             float *to = scores + (size_t)row * FKV_TILE_TOKENS + token;
-            uint32_t r = 0;
-            for (; r + 2 <= n; r += 2) sealed_dot(2, page.n_chunks, quads, as_rows, &rows, r, to + r * FKV_TILE_TOKENS);
-            if (r < n) sealed_dot(1, page.n_chunks, quads, as_rows, &rows, r, to + r * FKV_TILE_TOKENS);
+            if (rows.narrow)
+                sealed_dot_rows(true, page.n_chunks, pair, as_rows, &rows, n, to);
+            else
+                sealed_dot_rows(false, page.n_chunks, pair, as_rows, &rows, n, to);
         }
         if (rows.by_float != 0) sealed_by_float(codec, part, n_tokens, q, row, rows.by_float, scores);
     }
 }
 
+enum { WEIGHED_ROWS = 4 }; /* query rows whose weights are quantized together */
+
 /* Adds the weighted values of n units (16 values each) to one output row. n is a compile-time constant. */
 FKV_INLINE void sealed_sum(int n, const sealed_levels_tile *levels, uint32_t unit, const uint8_t *of_tokens, float step,
                            float *out) {
-    __m512i high[4];
-    __m512i low[4];
+    __m512i high[8];
+    __m512i low[8];
     FKV_UNROLL
     for (int u = 0; u < n; u++) high[u] = low[u] = _mm512_setzero_si512();
     for (int quad = 0; quad < FKV_TILE_TOKENS / 4; quad++) {
         __m512i of_high = _mm512_set1_epi32(dword((const int8_t *)of_tokens + 4 * quad));
-        __m512i of_low = _mm512_set1_epi32(dword((const int8_t *)of_tokens + FKV_TILE_TOKENS + 4 * quad));
+        __m512i of_low = _mm512_set1_epi32(dword((const int8_t *)of_tokens + WEIGHED_ROWS * FKV_TILE_TOKENS + 4 * quad));
         FKV_UNROLL
         for (int u = 0; u < n; u++) {
             __m512i codes = _mm512_load_si512(levels->at[unit + (uint32_t)u][quad]);
@@ -309,14 +348,18 @@ static void int_book_values(const fkv_codec *codec, const uint8_t *const part[FK
     uint32_t n_units = codec->dim / 16;
     book_values_open(codec, part, n_tokens, &norms, &levels);
     fkv_fetch_some(next, FKV_FETCH_SHARES / 2);
-    for (uint32_t r = 0; r < n_rows; r++) {
-        uint8_t bytes[2 * FKV_TILE_TOKENS]; /* high bytes of the weights, then low bytes */
+    for (uint32_t row = 0; row < n_rows; row += WEIGHED_ROWS) {
+        uint8_t bytes[2][WEIGHED_ROWS][FKV_TILE_TOKENS]; /* high bytes of the weights, then low bytes */
         alignas(64) float step[BLOCK_ROWS];
-        sealed_weigh(4, &norms, p + (size_t)r * FKV_TILE_TOKENS, n_tokens, 1, bytes, FKV_TILE_TOKENS, step);
-        float *to = out + (size_t)r * codec->dim;
-        uint32_t unit = 0;
-        for (; unit + 4 <= n_units; unit += 4) sealed_sum(4, &levels, unit, bytes, step[0], to);
-        for (; unit < n_units; unit++) sealed_sum(1, &levels, unit, bytes, step[0], to);
+        uint32_t n = fkv_min_u32(WEIGHED_ROWS, n_rows - row);
+        sealed_weigh(WEIGHED_ROWS, &norms, p + (size_t)row * FKV_TILE_TOKENS, n_tokens, n, bytes[0][0], sizeof bytes[0], step);
+        for (uint32_t r = 0; r < n; r++) {
+            float *to = out + (size_t)(row + r) * codec->dim;
+            uint32_t unit = 0;
+            for (; unit + 8 <= n_units; unit += 8) sealed_sum(8, &levels, unit, bytes[0][r], step[r], to);
+            for (; unit + 4 <= n_units; unit += 4) sealed_sum(4, &levels, unit, bytes[0][r], step[r], to);
+            for (; unit < n_units; unit++) sealed_sum(1, &levels, unit, bytes[0][r], step[r], to);
+        }
     }
 }
 
@@ -341,19 +384,22 @@ static void turbo_initial_sums(digit_rows of, uint32_t dim, int32_t start[4]) {
     _mm_storeu_si128((__m128i *)start, _mm512_castsi512_si128(_mm512_castps_si512(fold_rows(WHOLE_SUM, 4, sums))));
 }
 
-/* Computes the scores of 16 tokens for n query rows. n is a compile-time constant. */
-FKV_INLINE void turbo_dot(int n, uint32_t n_chunks, const sealed_quads *keys, digit_rows digits, const int32_t (*start)[4],
-                          const float *step, vf norms, float *scores) {
-    __m512i sum[2][DIGITS];
+/* Computes the scores of 32 tokens for n query rows. n is a compile-time constant. */
+FKV_INLINE void turbo_dot(int n, uint32_t n_chunks, const sealed_quads keys[2], digit_rows digits, const int32_t (*start)[4],
+                          const float *step, const float *norms, float *scores) {
+    digit_sums sums;
     FKV_UNROLL
-    for (int i = 0; i < n; i++) {
+    for (int i = 0; i < 2 * n; i++) {
         FKV_UNROLL
-        for (int d = 0; d < DIGITS; d++) sum[i][d] = _mm512_set1_epi32(start[i][d]);
+        for (int d = 0; d < DIGITS; d++) sums.at[i / n][i % n][d] = _mm512_set1_epi32(start[i % n][d]);
     }
-    dot_digits(n, n_chunks, keys, digits, sum);
+    dot_digits(n, 0, n_chunks, keys, digits, &sums);
     FKV_UNROLL
-    for (int i = 0; i < n; i++)
-        vf_store(scores + i * FKV_TILE_TOKENS, vf_mul(sealed_score(sum[i][0], sum[i][1], sum[i][2], step[i], 0.0f), norms));
+    for (int i = 0; i < 2 * n; i++) {
+        const __m512i *sum = sums.at[i / n][i % n];
+        vf score = vf_mul(sealed_score(sum[0], sum[1], sum[2], step[i % n], 0.0f), vf_load(norms + i / n * LANE_TOKENS));
+        vf_store(scores + i % n * FKV_TILE_TOKENS + i / n * LANE_TOKENS, score);
+    }
 }
 
 static void int_turbo_prepare(const fkv_codec *codec, const float *q, uint32_t n_rows, void *prepared) {
@@ -362,24 +408,25 @@ static void int_turbo_prepare(const fkv_codec *codec, const float *q, uint32_t n
 
 static void int_turbo_scores(const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], fkv_fetch *next, uint32_t n_tokens,
                              const float *q, const void *prepared, uint32_t n_rows, float *scores) {
-    sealed_quads keys;
+    sealed_quads keys[2];
     alignas(64) float norms[FKV_TILE_TOKENS];
     int32_t start[FKV_MAX_TILE_ROWS][4];
     turbo_queries tq = turbo_queries_in(prepared, n_rows);
     const digit_rows digits = {tq.digits, codec->dim, (size_t)n_rows * codec->dim, CHUNK_NUMBERS};
     uint32_t n_chunks = fkv_ceil_div(codec->dim, CHUNK_NUMBERS);
     for (uint32_t r = 0; r < n_rows; r++) turbo_initial_sums(digits_from(digits, r), codec->dim, start[r]);
-    widen_halves(codec->type, part[FKV_PART_SCALES], (uint32_t)fkv_align_up(n_tokens, 16), norms);
-    for (uint32_t token = 0; token < n_tokens; token += LANE_TOKENS) {
-        fkv_fetch_some(next, LANE_TOKENS);
-        turbo_keys_of(LEVEL_OFFSET, codec, part, token, &keys);
-        vf norm = vf_load(norms + token);
-        float *to = scores + token;
+    widen_halves(codec->type, part[FKV_PART_SCALES], (uint32_t)fkv_align_up(n_tokens, PAIR_TOKENS), norms);
+    for (uint32_t token = 0; token < n_tokens; token += PAIR_TOKENS) {
+        fkv_fetch_some(next, PAIR_TOKENS);
+        turbo_keys_of(LEVEL_OFFSET, codec, part, token, &keys[0]);
+        turbo_keys_of(LEVEL_OFFSET, codec, part, token + LANE_TOKENS, &keys[1]);
         uint32_t r = 0;
         for (; r + 2 <= n_rows; r += 2)
-            turbo_dot(2, n_chunks, &keys, digits_from(digits, r), start + r, tq.step + r, norm, to + (size_t)r * FKV_TILE_TOKENS);
+            turbo_dot(2, n_chunks, keys, digits_from(digits, r), start + r, tq.step + r, norms + token,
+                      scores + (size_t)r * FKV_TILE_TOKENS + token);
         if (r < n_rows)
-            turbo_dot(1, n_chunks, &keys, digits_from(digits, r), start + r, tq.step + r, norm, to + (size_t)r * FKV_TILE_TOKENS);
+            turbo_dot(1, n_chunks, keys, digits_from(digits, r), start + r, tq.step + r, norms + token,
+                      scores + (size_t)r * FKV_TILE_TOKENS + token);
     }
     if (*tq.n_by_float != 0) scores_by_float(codec, part, n_tokens, q, *tq.n_by_float, tq.by_float, scores);
 }
