@@ -79,7 +79,7 @@ def section(results):
     before = results.file("fleet_one_by_one")["tests"]["pages_are_read_ahead"]  # the same test with a program that requested pages one by one
     return [
         "## Several servers",
-        f"`bench/fleet_proofs` ran on a machine with {found['cores']} cores. Some tests ran while other programs used the machine. The load averages after each test were {loads}; they include the load of the servers and clients of the test. "
+        f"`bench/fleet_proofs` ran on a machine with {found['cores']} cores. Some tests ran while other programs were running on the machine. The load averages after each test were {loads}; they include the load of the servers and clients of the test. "
         "In each comparison, a server with a store and a server without a store ran at the same time. Most tests used the needle model.",
         f"### A prefix that another server has computed ({tests['first_token_on_other_servers']['model']}, 1 Gbit/s)",
         "Each server is on its own simulated host. Host 1 computes the prefix and writes it to Redis; the other hosts read it from there. All servers generated the same text.",

@@ -119,7 +119,7 @@ def peers_quality(machine):
                 for c in ours["codecs"]
             ]
         lines.append(
-            f"The table for **{peer['model']}** shows the caches of {'flatkv and ' if same else ''}{peer['peer']} {peer['version']}. The table covers the first "
+            f"The table for **{peer['model']}** shows results for the caches of {'flatkv and ' if same else ''}{peer['peer']} {peer['version']}. The table covers the first "
             f"{peer['windows']} windows of {peer['context']} tokens each, in which a total of {peer['caches'][0]['tokens']} tokens are scored. Changes in perplexity and KL divergences are relative to the 16-bit cache of the same program."
         )
         lines.append(table(["cache", "perplexity", "change", "mean KL", "top-1 agreement"], rows))
@@ -328,7 +328,7 @@ COMPARISONS = (
      "and the cached tokens are evicted from the CPU caches before every call. "
      "llama.cpp b21e4de and ik_llama.cpp 8337e4c were compiled natively. Each ratio is the time of llama.cpp or ik_llama.cpp divided by the time of the first flatkv codec in the row."),
     ("Decode over sealed pages on the CPU, next to llama.cpp", "attention_llama",
-     "llama.cpp b21e4de was compiled natively with clang 19, with AMX. Each ratio is the time of llama.cpp divided by the time of flatkv."),
+     "llama.cpp b21e4de was compiled by clang 19 for this processor and uses AMX. Each ratio is the time of llama.cpp divided by the time of flatkv."),
     ("Attention on the CPU by codec", "attention_codecs", "Times are in milliseconds. Each ratio is the time of 8/4 divided by the time of the codec in that column. For each ratio, the codec and 8/4 were measured alternately in one run."),
     ("Attention on the CPU, next to mlx-lm", "attention_mlx_lm", "mlx-lm runs on the CPU backend of the MLX wheel. Each ratio is the time of mlx-lm divided by the time of flatkv 8/4."),
     ("Decode bandwidth on the CPU", "read_roof", "The table shows the rate at which flatkv reads packed bytes, as a percentage of the memory read bandwidth. The read bandwidth was measured in the same run."),
@@ -341,7 +341,7 @@ COMPARISONS = (
      "The table shows the largest step of each line in the plot. A step is the growth of the cost from one point to the next, divided by the growth of the parameter (for prefill, of the mean number of visible tokens per query). "
      "A cost that is proportional to the parameter has a step of 1; a cost that does not depend on the parameter has a step of 0.5 for a doubling. The last column shows the value of the parameter before the step."),
     ("Whole models on the CPU", "models_cpu",
-     "`bench/compare --models` measures a prefill of 512 tokens and decode steps, with 2 threads. Runs of flatkv and of llama.cpp b21e4de were interleaved. llama.cpp was compiled natively with clang 19, with AMX, "
+     "`bench/compare --models` measures a prefill of 512 tokens and decode steps, with 2 threads. Runs of flatkv and of llama.cpp b21e4de were interleaved. llama.cpp was compiled by clang 19 for this processor, with AMX, "
      "and uses flash attention. Most weights are Q4_1 in SmolLM2, Q5_0 in Qwen2.5-Coder-0.5B and Q4_K in Qwen2.5-Coder-1.5B; a type in parentheses means that all matrices were converted to this type. "
      "The last column is the median over all rounds of flatkv's speed divided by that of the fastest cache type of llama.cpp."),
     ("Attention on an H200", "attention_gpu",

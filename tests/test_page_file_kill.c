@@ -54,7 +54,7 @@ static uint32_t next_random(uint32_t *state) {
     return *state >> 8;
 }
 
-/* Checks that the file is complete and holds one of the two states. */
+/* Checks that the file is complete and holds either the old or the new state. */
 static void check_whole(two_states *states, const char *path) {
     fkv_file_info info;
     ck_ok(fkv_file_inspect(path, true, &info));

@@ -28,10 +28,9 @@ static int parse_rotation(const char *word, const char *rest, codec_choice *code
     unsigned requested = 0;
     while (requested < 4 && strcmp(rest, ROTATE_NAMES[requested]) != 0) requested++;
     if (requested == 4)
-        return kit_fail(
-            EXIT_USAGE,
-            "--codecs %s: expected none, k, v or kv after the colon, to select whether keys (k) and values (v) are rotated",
-            word);
+        return kit_fail(EXIT_USAGE,
+                        "--codecs %s: expected k, v, kv or none after the colon: keys, values, both or neither are rotated",
+                        word);
     unsigned missing = required_rotation(codec) & ~requested;
     if (missing != 0)
         return kit_fail(EXIT_USAGE, "--codecs %s: codec %s requires rotation; remove :%s", word,

@@ -51,7 +51,7 @@ static bool find_mlx_library(char path[PATH_BYTES]) {
 bool mlx_library_probe(char *text, size_t capacity) {
     char path[PATH_BYTES];
     if (!find_mlx_library(path)) {
-        (void)snprintf(text, capacity, "%s was not found next to this flatkv", FLATKV_MLX_LIBRARY);
+        (void)snprintf(text, capacity, "%s is neither next to the flatkv program nor in its library folder", FLATKV_MLX_LIBRARY);
         return false;
     }
     const bool good = dlopen(path, RTLD_NOW | RTLD_LOCAL) != NULL; /* never closed */
@@ -62,7 +62,8 @@ bool mlx_library_probe(char *text, size_t capacity) {
 int mlx_library_load(void) {
     const char *folder = getenv("FLATKV_MLX");
     char path[PATH_BYTES];
-    if (!find_mlx_library(path)) return fail_unavailable(FLATKV_MLX_LIBRARY " was not found next to this flatkv");
+    if (!find_mlx_library(path))
+        return fail_unavailable(FLATKV_MLX_LIBRARY " is neither next to the flatkv program nor in its library folder");
     if (folder != NULL && folder[0] != 0) {
         int code = load_mlxc(folder);
         if (code != EXIT_GOOD) return code;

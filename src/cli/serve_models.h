@@ -60,7 +60,7 @@ int serve_models_name(serve_models *s, const kit_texts *words, const kit_texts *
  * case. */
 int serve_models_open(serve_models *s);
 
-/* Writes the description of each model for the server. subjects: [SERVE_MAX_MODELS] */
+/* Fills in the descriptions of the models that the server needs. subjects: [SERVE_MAX_MODELS] */
 void serve_models_subjects(const serve_models *s, serve_subject *subjects);
 
 void serve_models_close(serve_models *s);

@@ -276,9 +276,9 @@ static void unrelease_pages(fkv_pager *pager, uint32_t group, uint32_t slot, uin
         fkv_tree_page_change(pager, group, *fkv_table_entry(g, slot, i), 1, fkv_is_tail(pager, g, s, i) ? 1 : 0);
 }
 
-/* Returns whether evicting the page from the tree saves a copy. This is true if every other reference to the page belongs to a
- * sequence that may write to it, and if no descendant of the page's node is busy. */
-static bool eviction_saves_copy(const fkv_pager *pager, uint32_t page) {
+/* Returns whether evicting the page from the tree avoids a copy-on-write. This is true if every other reference to the page
+ * belongs to a sequence that may write to it, and if no descendant of the page's node is busy. */
+static bool eviction_avoids_copy(const fkv_pager *pager, uint32_t page) {
     const fkv_pool *pool = &pager->groups[pager->full].pool;
     uint32_t node = pool->node[page];
     return node != FKV_NO_NODE && pager->tree.nodes[node].busy == 1 && pool->tails[page] == pool->refs[page] - 1;
@@ -291,7 +291,7 @@ static bool full_group_fits(fkv_pager *pager, uint32_t page) {
     uint64_t promised = fkv_group_promised(pager, pager->full);
     uint64_t room = fkv_group_room(pager, pager->full);
     if (promised <= room) return true;
-    if (page == FKV_NO_PAGE || promised > room + 1 || !eviction_saves_copy(pager, page)) return false;
+    if (page == FKV_NO_PAGE || promised > room + 1 || !eviction_avoids_copy(pager, page)) return false;
     fkv_tree_forget(pager, pager->groups[pager->full].pool.node[page]);
     return true;
 }

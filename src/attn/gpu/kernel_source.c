@@ -354,7 +354,7 @@ static void emit_simdgroups(source_buffer *w, const char *kernel) {
     emit_text(w, kernel);
 }
 
-/* On CUDA, the kernel's shared memory exceeds the limit for arrays of fixed size, so it is requested at launch. */
+/* On CUDA, the kernel needs more shared memory than can be allocated statically, so it uses dynamic shared memory. */
 static void emit_latent_decode(source_buffer *w, fkv_kernel_device device) {
     if (device == FKV_KERNEL_CUDA)
         emit_text(w, "#undef FKV_SHARED_ARRAY\n"

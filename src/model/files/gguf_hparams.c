@@ -148,7 +148,7 @@ static fkv_status read_gguf_latent(const fkv_gguf_values *values, fkv_weights *w
     l->rope_dim = h->rope.dim;
     FKV_REQUIRE(
         l->dim > 0 && l->v_dim > 0 && query_dim > l->rope_dim, FKV_FILE_FORMAT,
-        "%s: invalid dimensions of latent attention: attention.kv_lora_rank %u, query length %u, value length %u, rope.dimension_count %u",
+        "%s: invalid dimensions of latent attention: attention.kv_lora_rank %u, query head dimension %u, value head dimension %u, rope.dimension_count %u",
         values->path, l->dim, query_dim, l->v_dim, l->rope_dim);
     l->nope_dim = query_dim - l->rope_dim;
     h->head_dim = query_dim;

@@ -120,7 +120,7 @@ static mlx_array add_given(const fkv_array_pass *p, mlx_array x, mlx_array given
     return fkv_mlx_add(p->g, x, fkv_model_op_scale(p->g, added, p->r->model->residual_scale));
 }
 
-/* Adds the outputs of attention and of the recurrent layer to x. heads and mixed: inputs of their output projections, empty if
+/* Adds the outputs of attention and of the recurrent layer to x. heads and mixed: inputs to their output projections, empty if
  * the layer has no attention or no recurrent state. */
 static mlx_array add_mixers(const fkv_array_pass *p, mlx_array x, mlx_array heads, mlx_array mixed) {
     const fkv_array_layer *l = p->layer;

@@ -129,7 +129,7 @@ static fkv_status put_next(translation *r) {
     if (c == '[') return put_class_start(r);
     if (c == '(' && peek_pattern(r, 1) == '?') return put_group(r);
     if (c == '(' && peek_pattern(r, 1) == '*') return fail_unsupported_syntax(r, "PCRE2 verb, which starts with (*");
-    if (c == '}' && peek_pattern(r, 1) == '+') return fail_unsupported_syntax(r, "'+' after the quantifier {n,m}");
+    if (c == '}' && peek_pattern(r, 1) == '+') return fail_unsupported_syntax(r, "unsupported possessive quantifier {n,m}+");
     r->at++;
     return append_pattern(r, &c, 1);
 }

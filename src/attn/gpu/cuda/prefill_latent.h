@@ -29,7 +29,7 @@ static_assert(LP_ROWS == 64 && LP_THREADS == 512 && FKV_G == 1, "rows and thread
 static_assert(FKV_D == 512 && FKV_ROPE == 64 && FKV_K_BITS == 8 && FKV_K_GROUP == LP_GROUP && FKV_V_BITS == 16,
               "see fkv_prefill_has_warpgroups()");
 
-/* Numbers of registers per thread, by type of warpgroup. Their sum over the four warpgroups equals the initial allocation of
+/* Registers per thread for each type of warpgroup. Their sum over the four warpgroups equals the initial allocation of
  * 512. */
 enum { LP_REGS_FEED = 24, LP_REGS_SCORE = 136, LP_REGS_MULTIPLY = 176 };
 

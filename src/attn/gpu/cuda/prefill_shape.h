@@ -124,10 +124,10 @@ constexpr int PF_AT_MBARRIERS = PF_AT_SUMS + PF_GROUPS * PF_ROWS * 4;
 constexpr int PF_AT_NONFINITE = PF_AT_MBARRIERS + 176; /* one byte per row: 1 if a non-finite value is visible to the row */
 constexpr int PF_AT_WHERE = PF_AT_NONFINITE + PF_ROWS; /* {position, first_row, n_rows} of the block, for pf_mark_rows() */
 constexpr int PF_AT_UNITS = PF_AT_WHERE + 16;          /* array of PF_STAGES + 1 pf_page_unit, for sealed pages */
-constexpr int PF_AT_NUMBER = PF_AT_UNITS + 4 * 144;    /* for prefill_share.h: number of blocks that started before this block */
-constexpr int PF_AT_READY = PF_AT_NUMBER + 4;          /* for prefill_share.h: number of shared tiles known to be in the ring */
-constexpr int PF_AT_SHARED_END = PF_AT_NUMBER + 12;    /* for prefill_share.h: pf_item.shared_end, computed by one thread */
-constexpr int PF_AT_THROUGH = PF_AT_NUMBER + 8;        /* for prefill_share.h: number of shared tiles that are finished */
+constexpr int PF_AT_NUMBER = PF_AT_UNITS + 4 * 144;    /* number of blocks that started before this block (prefill_share.h) */
+constexpr int PF_AT_READY = PF_AT_NUMBER + 4;          /* number of shared tiles known to be in the ring (prefill_share.h) */
+constexpr int PF_AT_SHARED_END = PF_AT_NUMBER + 12;    /* pf_item.shared_end, computed by one thread (prefill_share.h) */
+constexpr int PF_AT_THROUGH = PF_AT_NUMBER + 8;        /* number of shared tiles that are finished (prefill_share.h) */
 constexpr int PF_AT_END = FKV_SEALED ? PF_AT_NUMBER + 16 : PF_AT_UNITS;
 constexpr int PF_OUT_STRIDE =
     FKV_D + 4; /* stride of the output rows, in floats; output rows may overwrite all data before PF_AT_NONFINITE */
