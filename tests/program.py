@@ -315,7 +315,7 @@ def rejects_a_prompt_that_the_template_renders_to_nothing():
 
 def rejects_a_prompt_longer_than_the_context():
     refused(FAILED, ["10000000 tokens", "context is 131072", "--max-kv"], "run", stdin=b"a" * 10_000_000)
-    refused(FAILED, ["100 tokens", "-c reserves 64"], "run", "-c", "64", stdin=b"a" * 100)
+    refused(FAILED, ["100 tokens", "-c reserves only 64"], "run", "-c", "64", stdin=b"a" * 100)
 
 
 def accepts_invalid_utf8():
