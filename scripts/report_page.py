@@ -376,10 +376,13 @@ COMPARISONS = (
     ("Tokens computed per turn with hybrid models in mlx-lm", "python_turns",
      "`python/tests/turns.py` holds a conversation through mlx-lm's server. Every turn adds 5000 tokens. The template renders the previous reply and the 14 tokens before it differently than in the previous turn, so that they no longer match the cache. The models are small and have random weights. "
      "Without flatkv, mlx-lm cannot trim the caches of these models and computes the whole prompt in every turn, so only its first turns were measured."),
-    ("Conversations with a hybrid model, next to llama.cpp's server", "hybrid_turns",
-     "`bench/hybrid_turns` holds a conversation of 20 turns with each of the two servers. Prompts do not contain the reasoning of earlier turns. Then the 10th user message is edited, the last turn is generated again, and 8 different messages continue "
-     "the conversation. The model has the architecture of Qwen3.5, 4 layers and random weights. llama.cpp is the server of the package xllamacpp 2026.10.11549, which is compiled for AVX2; flatkv also uses wider instruction sets. Both servers use one thread and a 16-bit cache. "
-     "Token counts and CPU times are sums over all requests, and times to the first token are medians. Requests to the two servers were interleaved on a busy machine, so times are longer than on an idle machine."),
+    ("Conversations with a hybrid model, next to llama.cpp's and mlx-lm's servers", "hybrid_turns",
+     "`bench/hybrid_turns` holds a conversation of 20 turns with each server. Prompts do not contain the reasoning of earlier turns. Then the 10th user message is edited, the last turn is generated again, and 8 different messages continue "
+     "the conversation. The model has the architecture of Qwen3.5, 4 layers and the same random weights in all servers. One token is one byte, except for the special tokens of the chat template and `<think>`. "
+     "llama.cpp is the server of the package xllamacpp 2026.10.11549, which is compiled for AVX2; flatkv also uses wider instruction sets. Both use one thread and a 16-bit cache. llama.cpp's server has one slot, which loses the later turns when a turn is edited. "
+     "mlx-lm 0.32.2 runs on MLX's CPU backend in float32. There it computes the recurrence with separate operations for each token, while it has a fused kernel for Apple GPUs, so its times do not apply to Apple GPUs. "
+     "mlx-lm's server copies the cache at the end of the system prompt, before `<think>`, before the last token of the prompt and after the answer. By default, it keeps 10 copies; 100 copies are enough for all requests. "
+     "Token counts and CPU times are sums over all requests, and times to the first token are medians. Requests to the servers were interleaved on a busy machine, so times are longer than on an idle machine."),
     ("Hybrid models and latent attention on the CPU, next to llama.cpp", "hybrid_rates",
      "`bench/hybrid_rates` measures models with random Q8_0 weights on 2 cores. The hybrid model has 4 layers with the widths of Qwen3.5-4B, three of them gated delta nets. The dense model has no recurrent layers and needs as many operations per prompt token. "
      "The latent model has 4 layers with the widths of GLM-4.7-Flash, but 8 experts per layer. Rates are medians of runs in interleaved order. Both programs use a 16-bit cache and were compiled for this machine."),

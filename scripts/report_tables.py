@@ -445,15 +445,17 @@ def python_turns(results):
 
 
 def hybrid_turns(results):
-    """Tokens computed and time to the first token in conversations with a hybrid model, next to llama.cpp's server (bench/hybrid_turns)."""
+    """Tokens computed and time to the first token in conversations with a hybrid model, next to other servers (bench/hybrid_turns)."""
     labels = {"turn": "new turn", "edit": "edited turn", "regenerate": "last turn again, after the edit", "branch": "different next message"}
+    files = {n: results.file(f"hybrid_turns_{n}")["summary"] for n in ("8K", "32K") if (results.folder / f"hybrid_turns_{n}.json").is_file()}
+    servers = list(dict.fromkeys(name for summary in files.values() for s in summary.values() for name in s if isinstance(s[name], dict)))
+    measures = {"computed": "{:,}", "first_s": "{:.2f} s", "cpu_s": "{:.1f} s"}
     rows = []
-    for length in (n for n in ("8K", "32K") if (results.folder / f"hybrid_turns_{n}.json").is_file()):
-        for kind, s in results.file(f"hybrid_turns_{length}")["summary"].items():
-            ours, theirs = s["flatkv"], s["llama.cpp"]
-            rows.append([length, labels[kind], str(s["requests"]), f"{s['new']:,}", f"{ours['computed']:,}", f"{theirs['computed']:,}", f"{ours['first_s']:.2f} s", f"{theirs['first_s']:.2f} s",
-                         ratio(theirs["first_s"], ours["first_s"]), f"{ours['cpu_s']:.1f} s", f"{theirs['cpu_s']:.1f} s"])
-    head = ["conversation", "request", "requests", "new tokens", "computed, flatkv", "computed, llama.cpp", "first token, flatkv", "first token, llama.cpp", "ratio", "CPU, flatkv", "CPU, llama.cpp"]
+    for length, summary in files.items():
+        for kind, s in summary.items():
+            rows.append([length, labels[kind], str(s["requests"]), f"{s['new']:,}",
+                         *(form.format(s[name][measure]) if name in s else "not measured" for measure, form in measures.items() for name in servers)])
+    head = ["conversation", "request", "requests", "new tokens", *(f"{name}: {what}" for what in ("computed", "first token", "CPU") for name in servers)]
     return markdown(head, rows)
 
 
