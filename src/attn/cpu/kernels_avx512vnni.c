@@ -178,8 +178,8 @@ FKV_INLINE void int_values_row(int bits, const strip *s, const weights *w, uint3
         FKV_UNROLL
         for (int v = 0; v < n_vecs; v++) {
             __m512i codes = _mm512_loadu_si512(s->codes[k][v]);
-            high[v] = _mm512_dpbusd_epi32(high[v], codes, weight_high);
-            low[v] = _mm512_dpbusd_epi32(low[v], codes, weight_low);
+            high[v] = dot_quad(high[v], codes, weight_high);
+            low[v] = dot_quad(low[v], codes, weight_low);
         }
     }
     vf step = _mm512_castsi512_ps(spread(_mm_castps_si128(_mm_loadu_ps(w->step))));
@@ -242,9 +242,9 @@ FKV_INLINE void dot_digits(int n, size_t digit, uint32_t n_chunks, const sealed_
             for (size_t i = 0; i < (size_t)n; i++) {
                 FKV_UNROLL
                 for (size_t d = digit; d < DIGITS; d++) {
-                    __m512i bytes = _mm512_set1_epi32(dword(of_chunk + i * digits.row + d * digits.digit + 4 * quad));
-                    sums->at[0][i][d] = _mm512_dpbusd_epi32(sums->at[0][i][d], first, bytes);
-                    sums->at[1][i][d] = _mm512_dpbusd_epi32(sums->at[1][i][d], second, bytes);
+                    const int8_t *bytes = of_chunk + i * digits.row + d * digits.digit + 4 * quad;
+                    sums->at[0][i][d] = dot_quad_with(sums->at[0][i][d], first, bytes);
+                    sums->at[1][i][d] = dot_quad_with(sums->at[1][i][d], second, bytes);
                 }
             }
         }
@@ -330,8 +330,8 @@ FKV_INLINE void sealed_sum(int n, const sealed_levels_tile *levels, uint32_t uni
         FKV_UNROLL
         for (int u = 0; u < n; u++) {
             __m512i codes = _mm512_load_si512(levels->at[unit + (uint32_t)u][quad]);
-            high[u] = _mm512_dpbusd_epi32(high[u], of_high, codes);
-            low[u] = _mm512_dpbusd_epi32(low[u], of_low, codes);
+            high[u] = dot_quad(high[u], of_high, codes);
+            low[u] = dot_quad(low[u], of_low, codes);
         }
     }
     FKV_UNROLL

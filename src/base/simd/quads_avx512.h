@@ -33,6 +33,26 @@ FKV_INLINE int32_t dword(const int8_t *p) {
     return x;
 }
 
+/* dot_quad() adds, in each lane, the dot product of four unsigned codes with four signed bytes. dot_quad_with() reads the four
+ * bytes from memory and uses them in all lanes. gcc 12 copies each accumulator of the intrinsic before and after the instruction
+ * and does not use the broadcasting form, so it needs three instructions in the place of one. Hence these functions use inline
+ * assembly. */
+#ifdef __clang__
+FKV_INLINE __m512i dot_quad(__m512i sum, __m512i codes, __m512i bytes) { return _mm512_dpbusd_epi32(sum, codes, bytes); }
+FKV_INLINE __m512i dot_quad_with(__m512i sum, __m512i codes, const int8_t *bytes) {
+    return _mm512_dpbusd_epi32(sum, codes, _mm512_set1_epi32(dword(bytes)));
+}
+#else
+FKV_INLINE __m512i dot_quad(__m512i sum, __m512i codes, __m512i bytes) {
+    __asm__("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(codes), "vm"(bytes));
+    return sum;
+}
+FKV_INLINE __m512i dot_quad_with(__m512i sum, __m512i codes, const int8_t *bytes) {
+    __asm__("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(sum) : "v"(codes), "m"(*(const int8_t(*)[4])bytes));
+    return sum;
+}
+#endif
+
 /* Computes the dot products of 16 rows of codes with each of the vectors bytes[i], i < n_sums, over n_quads quads. Adds the
  * products of even quads to even[i] and of odd quads to odd[i], with row r in lane r. The counts are compile-time constants.
  * Additions to one register form a dependency chain. Callers with few accumulators therefore pass different arrays for even and
@@ -44,8 +64,7 @@ FKV_INLINE void dot_quads(int n_sums, int n_quads, const __m512i *quads, const i
     for (int j = 0; j < n_quads; j++) {
         __m512i *sums = j % 2 == 0 ? even : odd;
         FKV_UNROLL
-        for (int i = 0; i < n_sums; i++)
-            sums[i] = _mm512_dpbusd_epi32(sums[i], quads[j], _mm512_set1_epi32(dword(bytes[i] + 4 * j)));
+        for (int i = 0; i < n_sums; i++) sums[i] = dot_quad_with(sums[i], quads[j], bytes[i] + 4 * j);
     }
 }
 
