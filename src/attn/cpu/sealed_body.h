@@ -142,6 +142,7 @@ FKV_INLINE void sealed_lines_open(const fkv_codec *codec, const uint8_t *const p
 typedef uint8_t sealed_bytes[MAX_SEALED_QUADS][FKV_SEALED_LINE];
 
 FKV_INLINE void sealed_bytes_open(const fkv_codec *codec, const uint8_t *block, sealed_bytes bytes) {
+    FKV_ASSERT(codec->dim / 16 > 0);
     for (uint32_t unit = 0; unit < codec->dim / 16; unit++) sealed_unit(codec, block, unit, bytes + 4 * unit);
     for (uint32_t c = 0; c < codec->dim;) {
         sealed_span span = sealed_span_at(codec, c);
