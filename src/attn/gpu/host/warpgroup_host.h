@@ -15,98 +15,110 @@ FKV_FN fkv_shared fkv_shared_make(void *dynamic, fkv_u32 index) {
 FKV_FN fkv_u32 fkv_zero(fkv_shared) { return 0; }
 FKV_FN fkv_u32 fkv_uniform(fkv_u32 x) { return x; }
 
-FKV_FN float fkv_host_half(fkv_shared s, fkv_u32 at) {
-    at ^= (at / 128 % 8) * 16;
-    fkv_u16 bits;
-    memcpy(&bits, s.base + at, sizeof bits);
-    return fkv_f16_to_f32(bits);
+/* Returns the address of a byte in shared memory with the 128-byte swizzle, which permutes chunks of 16 bytes. */
+FKV_FN const fkv_u8 *fkv_host_swizzled(fkv_shared s, fkv_u32 at) { return s.base + (at ^ (at / 128 % 8) * 16); }
+
+/* The next three functions load operands of a row that starts at byte `at`: 16 values of type float16 or bfloat16, 16 float16
+ * values that are 128 bytes apart, or 32 bytes. */
+template <bool BF16> FKV_FN void fkv_host_load(fkv_shared s, fkv_u32 at, float *to) {
+    for (fkv_u32 i = 0; i < 16; i += 8) {
+        fkv_u16 bits[8];
+        memcpy(bits, fkv_host_swizzled(s, at + 2 * i), sizeof bits);
+        for (fkv_u32 k = 0; k < 8; k++) to[i + k] = BF16 ? fkv_float_of((fkv_u32)bits[k] << 16) : fkv_f16_to_f32(bits[k]);
+    }
+}
+FKV_FN void fkv_host_load_strided(fkv_shared s, fkv_u32 at, float *to) {
+    for (fkv_u32 k = 0; k < 16; k++) {
+        fkv_u16 bits;
+        memcpy(&bits, fkv_host_swizzled(s, at + k * 128), sizeof bits);
+        to[k] = fkv_f16_to_f32(bits);
+    }
+}
+template <bool SIGNED> FKV_FN void fkv_host_load_bytes(fkv_shared s, fkv_u32 at, int *to) {
+    for (fkv_u32 i = 0; i < 32; i += 16) {
+        const fkv_u8 *from = fkv_host_swizzled(s, at + i);
+        for (fkv_u32 k = 0; k < 16; k++) to[i + k] = SIGNED ? (int8_t)from[k] : from[k];
+    }
 }
 
-FKV_FN float fkv_host_bfloat(fkv_shared s, fkv_u32 at) {
-    at ^= (at / 128 % 8) * 16;
-    fkv_u16 bits;
-    memcpy(&bits, s.base + at, sizeof bits);
-    return fkv_float_of((fkv_u32)bits << 16);
-}
-FKV_FN fkv_u8 fkv_host_byte(fkv_shared s, fkv_u32 at) { return s.base[at ^ (at / 128 % 8) * 16]; }
-
-/* The next two functions return the row (within the warp's 16 rows) and the column of a thread's i-th accumulator. */
+/* The next two functions return the row (within the warp's 16 rows) and the column of a thread's i-th accumulator. A thread has
+ * accumulators in two rows. */
 FKV_FN fkv_u32 fkv_host_row(fkv_u32 lane, int i) { return lane / 4 + (fkv_u32)i / 2 % 2 * 8; }
 FKV_FN fkv_u32 fkv_host_column(fkv_u32 lane, int i) { return (fkv_u32)i / 4 * 8 + lane % 4 * 2 + (fkv_u32)i % 2; }
 
-/* Computes d = q . k, or d += q . k if ADD is true, over 16 channels, for 64 rows of q and KEYS rows of k. d: the thread's KEYS /
- * 2 accumulators. */
-template <int KEYS, bool ADD> FKV_FN void fkv_wg_scores(fkv_shared s, float *d, fkv_u32 q_at, fkv_u32 k_at) {
-    fkv_u32 lane = s.index % 32;
-    for (int i = 0; i < KEYS / 2; i++) {
-        fkv_u32 row = s.index / 32 % 4 * 16 + fkv_host_row(lane, i);
-        float sum = ADD ? d[i] : 0.0f;
-        for (fkv_u32 k = 0; k < 16; k++)
-            sum += fkv_host_half(s, q_at * 16 + row * 128 + k * 2) *
-                   fkv_host_half(s, k_at * 16 + fkv_host_column(lane, i) * 128 + k * 2);
+/* Computes the dot products of a thread's N accumulators over K channels, or adds them to d if `add` is true. a: operands of the
+ * thread's two rows. b: operands of its N / 2 columns, in the order of the accumulators. */
+template <int N, int K, typename T> FKV_FN void fkv_host_dots(bool add, const T (*a)[K], const T (*b)[K], T *d) {
+    for (int i = 0; i < N; i++) {
+        const T *x = a[i / 2 % 2], *y = b[i / 4 * 2 + i % 2];
+        T sum = add ? d[i] : 0;
+        for (int k = 0; k < K; k++) sum += x[k] * y[k];
         d[i] = sum;
     }
 }
 
-/* Returns the element in row `row` and column k of a 16 x 16 operand tile. `all` holds the words of all lanes; each lane holds
- * four words of the tile. */
-FKV_FN float fkv_host_operand_at(const fkv_host_exchanged *all, fkv_u32 row, fkv_u32 k) {
-    return fkv_f16_to_f32(all[row % 8 * 4 + k % 8 / 2][row / 8 + k / 8 * 2] >> 16 * (k % 2) & 0xffffu);
+/* Returns the byte offset of the r-th row (0 or 1) of a thread, or of its c-th column, in an operand with 128 bytes per row. */
+FKV_FN fkv_u32 fkv_host_row_at(fkv_shared s, fkv_u32 q_at, int r) {
+    return q_at * 16 + (s.index / 32 % 4 * 16 + fkv_host_row(s.index % 32, 2 * r)) * 128;
+}
+FKV_FN fkv_u32 fkv_host_column_at(fkv_shared s, fkv_u32 k_at, int c) {
+    return k_at * 16 + fkv_host_column(s.index % 32, c / 2 * 4 + c % 2) * 128;
+}
+
+/* Computes d = q . k, or d += q . k if ADD is true, over 16 channels, for 64 rows of q and KEYS rows of k. d: the thread's KEYS /
+ * 2 accumulators. */
+template <int KEYS, bool ADD, bool BF16> FKV_FN void fkv_host_scores(fkv_shared s, float *d, fkv_u32 q_at, fkv_u32 k_at) {
+    float a[2][16], b[KEYS / 4][16];
+    for (int r = 0; r < 2; r++) fkv_host_load<BF16>(s, fkv_host_row_at(s, q_at, r), a[r]);
+    for (int c = 0; c < KEYS / 4; c++) fkv_host_load<BF16>(s, fkv_host_column_at(s, k_at, c), b[c]);
+    fkv_host_dots<KEYS / 2, 16>(ADD, a, b, d);
+}
+template <int KEYS, bool ADD> FKV_FN void fkv_wg_scores(fkv_shared s, float *d, fkv_u32 q_at, fkv_u32 k_at) {
+    fkv_host_scores<KEYS, ADD, false>(s, d, q_at, k_at);
+}
+/* Computes the same products as fkv_wg_scores() for 64 keys, with operands of type bfloat16 if BF16 is true. */
+template <bool BF16, bool ADD> FKV_FN void fkv_wg_scores_as(fkv_shared s, float *d, fkv_u32 q_at, fkv_u32 k_at) {
+    fkv_host_scores<64, ADD, BF16>(s, d, q_at, k_at);
+}
+
+/* Unpacks a thread's two rows of a 16 x 16 operand tile in registers. `words` are the four words of the tile that the thread
+ * holds. */
+FKV_FN void fkv_host_held_rows(fkv_u32 lane, const fkv_u32 *words, float (*a)[16]) {
+    const fkv_host_exchanged *all = fkv_host_exchange(words, 4);
+    for (fkv_u32 r = 0; r < 2; r++)
+        for (fkv_u32 k = 0; k < 16; k++) {
+            fkv_u32 row = fkv_host_row(lane, (int)(2 * r));
+            a[r][k] = fkv_f16_to_f32(all[row % 8 * 4 + k % 8 / 2][row / 8 + k / 8 * 2] >> 16 * (k % 2) & 0xffffu);
+        }
 }
 
 /* Computes the same products as fkv_wg_scores(), with the operand q in registers. */
 template <int KEYS, bool ADD> FKV_FN void fkv_wg_scores_held(fkv_shared s, float *d, const fkv_u32 *q, fkv_u32 k_at) {
-    const fkv_host_exchanged *all = fkv_host_exchange(q, 4);
-    fkv_u32 lane = s.index % 32;
-    for (int i = 0; i < KEYS / 2; i++) {
-        float sum = ADD ? d[i] : 0.0f;
-        for (fkv_u32 k = 0; k < 16; k++)
-            sum += fkv_host_operand_at(all, fkv_host_row(lane, i), k) *
-                   fkv_host_half(s, k_at * 16 + fkv_host_column(lane, i) * 128 + k * 2);
-        d[i] = sum;
-    }
+    float a[2][16], b[KEYS / 4][16];
+    fkv_host_held_rows(s.index % 32, q, a);
+    for (int c = 0; c < KEYS / 4; c++) fkv_host_load<false>(s, fkv_host_column_at(s, k_at, c), b[c]);
+    fkv_host_dots<KEYS / 2, 16>(ADD, a, b, d);
 }
 
 /* Computes d += p . v over 16 keys. p is in registers. v is stored in blocks of 64 channels with 16 rows each. d: the thread's
  * COLS / 2 accumulators. */
 template <int KEYS, int COLS> FKV_FN void fkv_wg_values(fkv_shared s, float *d, const fkv_u32 *p, fkv_u32 v_at) {
-    const fkv_host_exchanged *all = fkv_host_exchange(p, 4);
-    fkv_u32 lane = s.index % 32;
-    for (int i = 0; i < COLS / 2; i++) {
-        fkv_u32 column = fkv_host_column(lane, i);
-        for (fkv_u32 k = 0; k < 16; k++)
-            d[i] += fkv_host_operand_at(all, fkv_host_row(lane, i), k) *
-                    fkv_host_half(s, v_at * 16 + column / 64 * (KEYS * 128) + k * 128 + column % 64 * 2);
+    float a[2][16], b[COLS / 4][16];
+    fkv_host_held_rows(s.index % 32, p, a);
+    for (int c = 0; c < COLS / 4; c++) {
+        fkv_u32 column = fkv_host_column(s.index % 32, c / 2 * 4 + c % 2);
+        fkv_host_load_strided(s, v_at * 16 + column / 64 * (KEYS * 128) + column % 64 * 2, b[c]);
     }
-}
-
-/* Computes the same products as fkv_wg_scores() for 64 keys, with operands of type bfloat16 if BF16 is true. */
-template <bool BF16, bool ADD> FKV_FN void fkv_wg_scores_as(fkv_shared s, float *d, fkv_u32 q_at, fkv_u32 k_at) {
-    fkv_u32 lane = s.index % 32;
-    for (int i = 0; i < 32; i++) {
-        fkv_u32 row = s.index / 32 % 4 * 16 + fkv_host_row(lane, i);
-        float sum = ADD ? d[i] : 0.0f;
-        for (fkv_u32 k = 0; k < 16; k++) {
-            fkv_u32 a = q_at * 16 + row * 128 + k * 2, b = k_at * 16 + fkv_host_column(lane, i) * 128 + k * 2;
-            sum += BF16 ? fkv_host_bfloat(s, a) * fkv_host_bfloat(s, b) : fkv_host_half(s, a) * fkv_host_half(s, b);
-        }
-        d[i] = sum;
-    }
+    fkv_host_dots<COLS / 2, 16>(true, a, b, d);
 }
 
 /* Computes d = q . k, or d += q . k if ADD is true, over 32 channels, for 64 rows of q and 64 rows of k. q consists of signed
  * bytes if SIGNED is true and of unsigned bytes otherwise. k consists of unsigned bytes. */
 template <bool SIGNED, bool ADD> FKV_FN void fkv_wg_bytes(fkv_shared s, int *d, fkv_u32 q_at, fkv_u32 k_at) {
-    fkv_u32 lane = s.index % 32;
-    for (int i = 0; i < 32; i++) {
-        fkv_u32 row = s.index / 32 % 4 * 16 + fkv_host_row(lane, i);
-        int sum = ADD ? d[i] : 0;
-        for (fkv_u32 k = 0; k < 32; k++) {
-            fkv_u8 byte = fkv_host_byte(s, q_at * 16 + row * 128 + k);
-            sum += (SIGNED ? (int8_t)byte : byte) * fkv_host_byte(s, k_at * 16 + fkv_host_column(lane, i) * 128 + k);
-        }
-        d[i] = sum;
-    }
+    int a[2][32], b[16][32];
+    for (int r = 0; r < 2; r++) fkv_host_load_bytes<SIGNED>(s, fkv_host_row_at(s, q_at, r), a[r]);
+    for (int c = 0; c < 16; c++) fkv_host_load_bytes<false>(s, fkv_host_column_at(s, k_at, c), b[c]);
+    fkv_host_dots<32, 32>(ADD, a, b, d);
 }
 
 /* fkv_wg_begin() makes earlier register writes visible to the products that follow, fkv_wg_commit() ends a group of products, and
