@@ -375,7 +375,7 @@ COMPARISONS = (
      "`python/tests/census.py` builds a small model of every model type with random float32 weights and compares its logits with those of mlx-lm's own caches. For a rejected type, flatkv issues a warning, and mlx-lm uses its own cache."),
     ("Tokens computed per turn with hybrid models in mlx-lm", "python_turns",
      "`python/tests/turns.py` holds a conversation through mlx-lm's server. Every turn adds 5000 tokens. The template renders the previous reply and the 14 tokens before it differently than in the previous turn, so that they no longer match the cache. The models are small and have random weights. "
-     "Without flatkv, mlx-lm cannot trim the caches of these models and computes the whole prompt in every turn, so only its first turns were measured."),
+     "The prompts are sent to `/v1/completions`, where mlx-lm keeps no intermediate states of these models. Without flatkv, it therefore computes the whole prompt in every turn, so only its first turns were measured. In `/v1/chat/completions`, mlx-lm keeps states at the boundaries of messages; the next table measures this case."),
     ("Conversations with a hybrid model, next to llama.cpp's and mlx-lm's servers", "hybrid_turns",
      "`bench/hybrid_turns` holds a conversation of 20 turns with each server. Prompts do not contain the reasoning of earlier turns. Then the 10th user message is edited, the last turn is generated again, and 8 different messages continue "
      "the conversation. The model has the architecture of Qwen3.5, 4 layers and the same random weights in all servers. One token is one byte, except for the special tokens of the chat template and `<think>`. "

@@ -35,8 +35,8 @@ FKV_INLINE int32_t dword(const int8_t *p) {
 
 /* dot_quad() adds, in each lane, the dot product of four unsigned codes with four signed bytes. dot_quad_with() reads the four
  * bytes from memory and uses them in all lanes. gcc 12 copies each accumulator of the intrinsic before and after the instruction
- * and does not use the broadcasting form, so it needs three instructions in the place of one. Hence these functions use inline
- * assembly. */
+ * and does not use the broadcasting form, so it emits up to four instructions instead of one. With gcc, these functions therefore
+ * use inline assembly. */
 #ifdef __clang__
 FKV_INLINE __m512i dot_quad(__m512i sum, __m512i codes, __m512i bytes) { return _mm512_dpbusd_epi32(sum, codes, bytes); }
 FKV_INLINE __m512i dot_quad_with(__m512i sum, __m512i codes, const int8_t *bytes) {
