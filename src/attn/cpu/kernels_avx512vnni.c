@@ -289,8 +289,10 @@ static void int_sealed_scores(const fkv_codec *codec, const uint8_t *const part[
     const digit_rows as_rows = {digits[0][0][0], sizeof digits[0][0], CHUNK_NUMBERS, sizeof digits[0]};
     sealed_page_open(codec, part, &page);
     /* a sealed page has FKV_TILE_TOKENS tokens, so the second block of the last pair exists even if n_tokens ends before it */
-    for (uint32_t token = 0; token < fkv_align_up(n_tokens, PAIR_TOKENS); token += FKV_SEALED_TOKENS)
+    for (uint32_t token = 0; token < fkv_align_up(n_tokens, PAIR_TOKENS); token += FKV_SEALED_TOKENS) {
+        fkv_fetch_some(next, FKV_SEALED_TOKENS / 2);
         sealed_quads_of(codec, &page, sealed_block(codec, part, token), &keys[token / FKV_SEALED_TOKENS]);
+    }
     for (uint32_t row = 0; row < n_rows; row += BLOCK_ROWS) {
         uint32_t n = fkv_min_u32(BLOCK_ROWS, n_rows - row);
         sealed_rows_open(&page, prepared, n_rows, row, &rows);
@@ -303,7 +305,7 @@ static void int_sealed_scores(const fkv_codec *codec, const uint8_t *const part[
             rows.bias[r] = vf_reduce_add(bias);
         }
         for (uint32_t token = 0; token < n_tokens; token += PAIR_TOKENS) {
-            if (row == 0) fkv_fetch_some(next, PAIR_TOKENS);
+            if (row == 0) fkv_fetch_some(next, PAIR_TOKENS / 2);
             const sealed_quads *pair = &keys[token / FKV_SEALED_TOKENS];
             float *to = scores + (size_t)row * FKV_TILE_TOKENS + token;
             if (rows.narrow)
@@ -346,8 +348,9 @@ static void int_book_values(const fkv_codec *codec, const uint8_t *const part[FK
     sealed_levels_tile levels;
     sealed_norms norms;
     uint32_t n_units = codec->dim / 16;
+    fkv_fetch_some(next, FKV_FETCH_SHARES / 8);
     book_values_open(codec, part, n_tokens, &norms, &levels);
-    fkv_fetch_some(next, FKV_FETCH_SHARES / 2);
+    fkv_fetch_some(next, FKV_FETCH_SHARES / 8);
     for (uint32_t row = 0; row < n_rows; row += WEIGHED_ROWS) {
         uint8_t bytes[2][WEIGHED_ROWS][FKV_TILE_TOKENS]; /* high bytes of the weights, then low bytes */
         alignas(64) float step[BLOCK_ROWS];
@@ -356,6 +359,7 @@ static void int_book_values(const fkv_codec *codec, const uint8_t *const part[FK
         for (uint32_t r = 0; r < n; r++) {
             float *to = out + (size_t)(row + r) * codec->dim;
             uint32_t unit = 0;
+            if (row == 0) fkv_fetch_some(next, FKV_FETCH_SHARES / 4 / n);
             for (; unit + 8 <= n_units; unit += 8) sealed_sum(8, &levels, unit, bytes[0][r], step[r], to);
             for (; unit + 4 <= n_units; unit += 4) sealed_sum(4, &levels, unit, bytes[0][r], step[r], to);
             for (; unit < n_units; unit++) sealed_sum(1, &levels, unit, bytes[0][r], step[r], to);
