@@ -371,7 +371,7 @@ START_TEST(unsupported_patterns_are_rejected) {
     static const rejected_change patterns[] = {
         {NULL, "[\\\\p{L}&&[a-z]]+", "intersection of character classes"},
         {NULL, "[a[b]]", "character class inside"},
-        {NULL, "\\\\p{N}{1,3}+", "'+' after"},
+        {NULL, "\\\\p{N}{1,3}+", "possessive quantifier"},
         {NULL, "\\\\X", "escape sequence"},
         {NULL, "(?<n>a)\\\\k<n>", "unsupported kind of group"},
         {NULL, "(a", "PCRE2 rejects"},
