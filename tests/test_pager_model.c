@@ -1,13 +1,14 @@
 /* Runs random operations on the pager and its reference model. Called as test_pager_model [seed] [n_ops]. Without a seed, runs
  * once with a fixed seed and once with a seed from the clock. Prints each seed, so that a failure can be reproduced. */
 #include "pager_model.h"
+#include "sanitized.h"
 
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <time.h>
 
-enum { DEFAULT_OPERATIONS = 100000 };
+enum { DEFAULT_OPERATIONS = TEST_SANITIZED ? 50000 : 100000 };
 
 static bool run(uint64_t seed, uint64_t n_operations, pager_model_tally *sum) {
     bool good = true;
