@@ -8,6 +8,7 @@ import report_codecs
 from report_records import Machine
 
 CPU = "xeon-sapphire-rapids-2c"
+CPU_VNNI = "xeon-skylake-2c"
 FLAT = "xeon-granite-rapids-2c/flat_32-8-128-131072"
 GPU = "h200"
 MODEL_NAMES = {
@@ -158,12 +159,12 @@ def best_row(rows, key):
     return max(rows, key=lambda r: r[key])
 
 
-def model_rows(results, names):
+def model_rows(results, names, machine=CPU):
     """Yields the name of a model, a depth, the rows of flatkv by codec, those of llama.cpp by cache type, and llama.cpp's description."""
     for model in names:
-        if not (results.folder / CPU / f"compare_models-{model}.json").is_file():
+        if not (results.folder / machine / f"compare_models-{model}.json").is_file():
             continue
-        models = results.file(f"{CPU}/compare_models-{model}")["models"]
+        models = results.file(f"{machine}/compare_models-{model}")["models"]
         for depth in sorted({r["depth"] for r in models["rows"]}):
             rows = [r for r in models["rows"] if r["depth"] == depth]
             ours, theirs = ({r["types"]: r for r in rows if (r["who"] == "flatkv") == own} for own in (True, False))
@@ -174,11 +175,11 @@ def depth_name(depth):
     return f"after {depth} tokens" if depth else "without cached tokens"
 
 
-def models_cpu(results):
+def models_cpu(results, machine=CPU):
     """bench/compare --models: flatkv interleaved with llama.cpp."""
     caches = ("f16", "q8_0", "q4_0")
     rows = []
-    for model, depth, ours, theirs, _ in model_rows(results, RATE_MODELS | CONVERTED):
+    for model, depth, ours, theirs, _ in model_rows(results, RATE_MODELS | CONVERTED, machine):
         for what in ("prefill", "decode"):
             key = f"{what}_tps"
             cells = [three_digits(theirs[cache][key]) if cache in theirs else "-" for cache in caches]
@@ -186,6 +187,11 @@ def models_cpu(results):
             once = ", one round" if ours["sealed"]["rounds"] == 1 else ""
             rows.append([f"{model}, {what} {depth_name(depth)}{once}", three_digits(ours["sealed"][key]), *cells, fastest])
     return markdown(["tokens/s", "flatkv sealed 4/4", *(f"llama.cpp {cache}" for cache in caches), "flatkv to the fastest llama.cpp"], rows)
+
+
+def models_cpu_vnni(results):
+    """The same on a processor with AVX-512 VNNI and without AMX."""
+    return models_cpu(results, CPU_VNNI)
 
 
 # ---- quality
@@ -534,7 +540,7 @@ def outside_checks(results):
     return markdown(["check", "result"], rows)
 
 
-MADE = (flat, attention_cpu, attention_cpu_128, attention_llama, read_roof, attention_codecs, attention_mlx_lm, models_cpu, quality, calibrated)
+MADE = (flat, attention_cpu, attention_cpu_128, attention_llama, read_roof, attention_codecs, attention_mlx_lm, models_cpu, models_cpu_vnni, quality, calibrated)
 MADE += (decode_step_gpu, attention_gpu, sealed_gpu, lengths_gpu, latent_gpu, small_codecs_gpu, kernels_gpu, python_model, python_decode, python_batch, python_lengths)
 MADE += (python_soak, python_census, python_turns, hybrid_turns, hybrid_rates, hybrid_chat, hybrid_codecs, hybrid_states, python_key_biases)
 MADE += (families, outside_checks, speed)
