@@ -346,7 +346,7 @@ COMPARISONS = (
      "The last column is the median over all rounds of flatkv's speed divided by that of the fastest cache type of llama.cpp."),
     ("Whole models on a CPU without AMX", "models_cpu_vnni",
      "The same measurement on two virtual cores of a Xeon (Cascade Lake) with AVX-512 VNNI, for which llama.cpp b21e4de was compiled by clang 19. Other virtual machines run on the same host. "
-     "Qwen2.5-Coder-0.5B was measured twice. In the first run, the host slowed down both programs at a depth of 4096 tokens; its ratios are lower there (`first_run_compare_models-qwen2.5-0.5b.json`)."),
+     "Qwen2.5-Coder-0.5B was measured twice. The table shows the second run. In the first run, load on the host slowed down both programs at a depth of 4096 tokens, and the ratios at this depth are lower (`first_run_compare_models-qwen2.5-0.5b.json`)."),
     ("Attention on an H200", "attention_gpu",
      "The table shows attention times measured with `bench_attn --device mlx`. Unless noted otherwise, each time is the time per call in a chain of attention calls. The whole chain is one MLX evaluation, and each call depends on the "
      "result of the previous call. In the column \"single call\", each evaluation contains only one call. "
@@ -382,8 +382,8 @@ COMPARISONS = (
     ("Conversations with a hybrid model, next to llama.cpp's and mlx-lm's servers", "hybrid_turns",
      "`bench/hybrid_turns` holds a conversation of 20 turns with each server. Prompts do not contain the reasoning of earlier turns. Then the 10th user message is edited, the last turn is generated again, and 8 different messages continue "
      "the conversation. The model has the architecture of Qwen3.5, 4 layers and the same random weights in all servers. One token is one byte, except for the special tokens of the chat template and `<think>`. "
-     "llama.cpp is the server of the package xllamacpp 2026.10.11549, which is compiled for AVX2; flatkv also uses wider instruction sets. Both use one thread and a 16-bit cache. llama.cpp's server has one slot, which loses the later turns when a turn is edited. "
-     "mlx-lm 0.32.2 runs on MLX's CPU backend in float32. There it computes the recurrence with separate operations for each token, while it has a fused kernel for Apple GPUs, so its times do not apply to Apple GPUs. "
+     "llama.cpp's server is that of the package xllamacpp 2026.10.11549, which is compiled for AVX2; flatkv also uses wider instruction sets. flatkv and llama.cpp use one thread and a 16-bit cache. llama.cpp's server has one slot; when a turn is edited, the slot discards the state of all later turns. "
+     "mlx-lm 0.32.2 runs on MLX's CPU backend in float32. This backend computes the recurrence token by token with separate operations. On Apple GPUs, mlx-lm uses a fused kernel, so these times do not apply there. "
      "mlx-lm's server copies the cache at the end of the system prompt, before `<think>`, before the last token of the prompt and after the answer. By default, it keeps 10 copies; 100 copies are enough for all requests. "
      "Token counts and CPU times are sums over all requests, and times to the first token are medians. Requests to the servers were interleaved on a busy machine, so times are longer than on an idle machine."),
     ("Hybrid models and latent attention on the CPU, next to llama.cpp", "hybrid_rates",

@@ -29,8 +29,7 @@ static int parse_rotation(const char *word, const char *rest, codec_choice *code
     while (requested < 4 && strcmp(rest, ROTATE_NAMES[requested]) != 0) requested++;
     if (requested == 4)
         return kit_fail(EXIT_USAGE,
-                        "--codecs %s: expected k, v, kv or none after the colon: keys, values, both or neither are rotated",
-                        word);
+                        "--codecs %s: expected k, v, kv or none after the colon, to rotate keys, values, both or neither", word);
     unsigned missing = required_rotation(codec) & ~requested;
     if (missing != 0)
         return kit_fail(EXIT_USAGE, "--codecs %s: codec %s requires rotation; remove :%s", word,

@@ -276,8 +276,9 @@ static void unrelease_pages(fkv_pager *pager, uint32_t group, uint32_t slot, uin
         fkv_tree_page_change(pager, group, *fkv_table_entry(g, slot, i), 1, fkv_is_tail(pager, g, s, i) ? 1 : 0);
 }
 
-/* Returns whether evicting the page from the tree avoids a copy-on-write. This is true if every other reference to the page
- * belongs to a sequence that may write to it, and if no descendant of the page's node is busy. */
+/* Returns whether a sequence could write to the page without copying it first if the page were evicted from the tree. This is
+ * true if all references other than that of the tree belong to sequences that may write to the page, and if no descendant of the
+ * page's node is busy. */
 static bool eviction_avoids_copy(const fkv_pager *pager, uint32_t page) {
     const fkv_pool *pool = &pager->groups[pager->full].pool;
     uint32_t node = pool->node[page];

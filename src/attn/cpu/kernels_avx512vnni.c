@@ -223,8 +223,8 @@ enum {
     DOT_ROWS = 4                   /* maximum query rows whose dot products are computed together */
 };
 
-/* Dot products of query rows with the codes of two blocks of 16 tokens, one for each base-256 digit of the query values. The 16
- * to 24 accumulators hide the latency of vpdpbusd, and each broadcast of query bytes is used twice. */
+/* Dot products of query rows with the codes of two blocks of 16 tokens, one for each base-256 digit of the query values. With
+ * four rows, 16 or 24 accumulators hide the latency of vpdpbusd. */
 typedef struct digit_sums {
     __m512i at[2][DOT_ROWS][DIGITS]; /* [block of tokens, row, digit] */
 } digit_sums;

@@ -46,8 +46,8 @@ template <bool SIGNED> FKV_FN void fkv_host_load_bytes(fkv_shared s, fkv_u32 at,
 FKV_FN fkv_u32 fkv_host_row(fkv_u32 lane, int i) { return lane / 4 + (fkv_u32)i / 2 % 2 * 8; }
 FKV_FN fkv_u32 fkv_host_column(fkv_u32 lane, int i) { return (fkv_u32)i / 4 * 8 + lane % 4 * 2 + (fkv_u32)i % 2; }
 
-/* Computes the dot products of a thread's N accumulators over K channels, or adds them to d if `add` is true. a: operands of the
- * thread's two rows. b: operands of its N / 2 columns, in the order of the accumulators. */
+/* Computes the dot products over K channels for a thread's N accumulators d. Overwrites d, or adds to it if `add` is true. a:
+ * operands of the thread's two rows. b: operands of its N / 2 columns, in the order of the accumulators. */
 template <int N, int K, typename T> FKV_FN void fkv_host_dots(bool add, const T (*a)[K], const T (*b)[K], T *d) {
     for (int i = 0; i < N; i++) {
         const T *x = a[i / 2 % 2], *y = b[i / 4 * 2 + i % 2];
