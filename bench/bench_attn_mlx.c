@@ -9,9 +9,10 @@
  * scaled_dot_product_attention in bf16 and, except for latent layers, the quantized method of mlx-lm (quantized_matmul, softmax,
  * quantized_matmul). In a chain over a latent layer, both sides append the RoPE channels of the queries to each output. The
  * read bandwidth of the device is measured before the first and after the last case. Extra memory is MLX's peak memory during
- * single calls minus its active memory before them.
+ * single calls minus its active memory before them. Energy is that of the whole GPU while chains are evaluated without pause.
  */
 #include "bench_attn_mlx.h"
+#include "bench_energy.h"
 #include "bench_mlx_roof.h"
 #include "bench_util.h"
 
@@ -81,6 +82,7 @@ typedef struct mlx_result {
     double error; /* NAN for MLX's own implementations, which are not verified */
     double us_chained;
     double us_single;
+    double joules;    /* energy per call in a chain, or NAN if it was not measured */
     uint32_t n_chain; /* number of calls in a chain */
     uint64_t bytes;   /* bytes of keys and values that one call reads */
     uint64_t extra_bytes;
@@ -97,6 +99,10 @@ typedef struct mlx_bench {
     bool bf16_only;           /* true: of the two MLX implementations, only bf16 attention is measured */
     int lengths[MAX_LENGTHS]; /* if n_lengths > 0, these numbers of cached tokens replace those of the cases */
     int n_lengths;
+    int batches[MAX_LENGTHS]; /* likewise for the numbers of sequences */
+    int n_batches;
+    uint32_t energy_seconds; /* time for which chains are repeated to measure their energy; 0: not measured */
+    bench_energy energy;
     uint32_t divide; /* factor by which the number of cached tokens is divided; above 1 for --quick */
     bool json;
     FILE *text;
@@ -495,8 +501,30 @@ static uint32_t chain_of(const mlx_bench *b, const mlx_result *r) {
     return n < 1 ? 1 : (uint32_t)n;
 }
 
-/* Measures the time per call of one attention function, in a chain and alone, and its extra memory. q is the evaluated input of
- * the function. */
+/* Evaluates a chain of r->n_chain calls and returns its time in seconds. */
+static double run_chain(mlx_bench *b, attend_fn attend, mlx_array q, const mlx_result *r) {
+    const double start = kit_seconds();
+    mlx_array x = q;
+    for (uint32_t n = 0; n < r->n_chain; n++) x = attend(b, x);
+    fkv_mlx_eval_one(&b->g, x);
+    const double seconds = kit_seconds() - start;
+    fkv_mlx_graph_release(&b->g, 0);
+    check(b, r->who);
+    return seconds;
+}
+
+/* Returns the energy per call in a chain, or NAN if it is not to be measured. */
+static double joules_per_call(mlx_bench *b, attend_fn attend, mlx_array q, const mlx_result *r) {
+    if (b->energy_seconds == 0) return NAN;
+    uint64_t n_calls = 0;
+    const double before = bench_energy_joules(&b->energy);
+    for (const double start = kit_seconds(); kit_seconds() - start < b->energy_seconds; n_calls += r->n_chain)
+        (void)run_chain(b, attend, q, r);
+    return (bench_energy_joules(&b->energy) - before) / (double)n_calls;
+}
+
+/* Measures the time per call of one attention function, in a chain and alone, its extra memory and its energy. q is the evaluated
+ * input of the function. */
 static void measure(mlx_bench *b, attend_fn attend, mlx_array q, mlx_result *r) {
     fkv_mlx_graph *g = &b->g;
     double times[MAX_ROUNDS];
@@ -519,15 +547,11 @@ static void measure(mlx_bench *b, attend_fn attend, mlx_array q, mlx_result *r) 
     r->n_chain = chain_of(b, r);
     const uint32_t n_chains = 5;
     for (uint32_t i = 0; i < n_chains + 1; i++) {
-        const double start = kit_seconds();
-        mlx_array x = q;
-        for (uint32_t n = 0; n < r->n_chain; n++) x = attend(b, x);
-        fkv_mlx_eval_one(g, x);
-        if (i > 0) times[i - 1] = (kit_seconds() - start) / r->n_chain;
-        fkv_mlx_graph_release(g, 0);
-        check(b, r->who);
+        const double seconds = run_chain(b, attend, q, r);
+        if (i > 0) times[i - 1] = seconds / r->n_chain;
     }
     r->us_chained = kit_spread_of(times, n_chains).p50 * 1e6;
+    r->joules = joules_per_call(b, attend, q, r);
     (void)mlx_clear_cache();
 }
 
@@ -563,6 +587,7 @@ static void add_result(mlx_bench *b, const mlx_result *r) {
     }
     (void)fprintf(b->text, " %10.1f us chained %10.1f us single %6.1f %% of the roof, +%s", r->us_chained, r->us_single,
                   100 * (double)r->bytes / r->us_chained * 1e6 / b->roof, bench_bytes((double)r->extra_bytes, extra));
+    if (!isnan(r->joules)) (void)fprintf(b->text, ", %.3g mJ", r->joules * 1e3);
     if (!isnan(r->error)) (void)fprintf(b->text, ", error %.1e", r->error);
     (void)fputc('\n', b->text);
     (void)fflush(b->text);
@@ -620,10 +645,11 @@ static void run_case(mlx_bench *b, const mlx_case *given, bool with_peers) {
     (void)mlx_clear_cache();
 }
 
-/* Runs a case. If numbers of cached tokens were given on the command line, uses the n-th of them. */
-static void run_length(mlx_bench *b, const mlx_case *given, int n, bool with_peers) {
+/* Runs a case. If numbers of cached tokens or of sequences were given on the command line, uses the given ones. */
+static void run_size(mlx_bench *b, const mlx_case *given, int length, int batch, bool with_peers) {
     mlx_case c = *given;
-    if (b->n_lengths > 0) c.cached = b->lengths[n];
+    if (b->n_lengths > 0) c.cached = b->lengths[length];
+    if (b->n_batches > 0) c.batch = b->batches[batch];
     if (b->divide > 1) {
         const int shorter = c.cached / (int)b->divide;
         c.cached = shorter > PAGE_TOKENS ? shorter : PAGE_TOKENS;
@@ -662,6 +688,7 @@ static int write_json(const mlx_bench *b, const char *device_name) {
         kit_json_integer(json, "chained_calls", r->n_chain);
         kit_json_real(json, "us_chained", r->right ? r->us_chained : NAN);
         kit_json_real(json, "us_single", r->right ? r->us_single : NAN);
+        kit_json_real(json, "joules", r->right ? r->joules : NAN);
         kit_json_integer(json, "bytes", r->bytes);
         kit_json_real(json, "gb_s", r->right ? (double)r->bytes / r->us_chained * 1e-3 : NAN);
         kit_json_real(json, "roof_share", r->right ? (double)r->bytes / r->us_chained * 1e6 / b->roof : NAN);
@@ -687,16 +714,19 @@ static const char *case_help(void) {
     return text;
 }
 
-static void parse_lengths(mlx_bench *b, const char *text) {
-    for (const char *at = text; at != NULL && b->n_lengths < MAX_LENGTHS; at = strchr(at, ',')) {
+/* Parses up to MAX_LENGTHS multiples of `unit`, separated by commas, and returns their number. */
+static int parse_numbers(const char *option, const char *text, int unit, int largest, int *numbers) {
+    int n_numbers = 0;
+    for (const char *at = text; at != NULL && n_numbers < MAX_LENGTHS; at = strchr(at, ',')) {
         char *end = NULL;
         if (*at == ',') at++;
         const long n = strtol(at, &end, 10);
-        if (end == at || (*end != ',' && *end != '\0') || n < PAGE_TOKENS || n > 1 << 20 || n % PAGE_TOKENS != 0)
-            kit_die(EXIT_USAGE, "--lengths must be multiples of %d up to %d, separated by commas (got \"%s\")", PAGE_TOKENS,
-                    1 << 20, text);
-        b->lengths[b->n_lengths++] = (int)n;
+        if (end == at || (*end != ',' && *end != '\0') || n < unit || n > largest || n % unit != 0)
+            kit_die(EXIT_USAGE, "%s must be multiples of %d up to %d, separated by commas (got \"%s\")", option, unit, largest,
+                    text);
+        numbers[n_numbers++] = (int)n;
     }
+    return n_numbers;
 }
 
 static void parse(mlx_bench *b, int argc, char **argv) {
@@ -706,6 +736,8 @@ static void parse(mlx_bench *b, int argc, char **argv) {
     bool no_peers = false;
     bool quick = false;
     const char *lengths = NULL;
+    const char *batches = NULL;
+    const char *nvml = BENCH_ENERGY_NVML;
     int device = 1;
     int stream = gpu_is_there() ? 1 : 0;
     int way = 0;
@@ -720,6 +752,9 @@ static void parse(mlx_bench *b, int argc, char **argv) {
         {"no-peers", 0, OPTION_FLAG, &no_peers, 0, NULL, "skip the timing of MLX's own attention"},
         {"bf16-only", 0, OPTION_FLAG, &b->bf16_only, 0, NULL, "skip the timing of MLX's quantized attention"},
         {"lengths", 0, OPTION_TEXT, &lengths, 0, "N,N", "cached tokens, instead of those of the cases"},
+        {"batches", 0, OPTION_TEXT, &batches, 0, "N,N", "sequences, instead of those of the cases"},
+        {"energy", 0, OPTION_COUNT, &b->energy_seconds, 60, "SECONDS", "measure the GPU's energy for SECONDS per result"},
+        {"nvml", 0, OPTION_TEXT, &nvml, 0, "FILE", "library that reads energy counters (default " BENCH_ENERGY_NVML ")"},
         {"chain", 0, OPTION_COUNT, &b->n_chain, 10000, "N", "maximum calls per evaluation (default 100)"},
         {"rounds", 0, OPTION_COUNT, &b->n_rounds, MAX_ROUNDS, "N", "single calls (default 20)"},
         {"divide", 0, OPTION_COUNT, &b->divide, 1024, "N",
@@ -733,7 +768,10 @@ static void parse(mlx_bench *b, int argc, char **argv) {
     b->is_gpu = stream == 1;
     b->device.way = (fkv_mlx_way)way;
     b->peers = !no_peers;
-    parse_lengths(b, lengths);
+    b->n_lengths = parse_numbers("--lengths", lengths, PAGE_TOKENS, 1 << 20, b->lengths);
+    b->n_batches = parse_numbers("--batches", batches, 1, 1024, b->batches);
+    if (b->energy_seconds > 0 && !bench_energy_open_gpu(&b->energy, nvml))
+        kit_die(EXIT_USAGE, "--energy: %s reports no energy counter of a single GPU", nvml);
     if (quick) {
         b->divide = 1024;
         b->n_chain = b->n_rounds = 1;
@@ -758,7 +796,8 @@ int bench_attn_mlx(int argc, char **argv) {
         /* MLX's own attention does not depend on the flatkv codec, so it is measured once per shape */
         const bool with_peers = b.peers && (before == NULL || !same_rows(before, &all_cases[i]));
         before = &all_cases[i];
-        for (int n = 0; n < (b.n_lengths > 0 ? b.n_lengths : 1); n++) run_length(&b, &all_cases[i], n, with_peers);
+        for (int n = 0; n < (b.n_lengths > 0 ? b.n_lengths : 1); n++)
+            for (int m = 0; m < (b.n_batches > 0 ? b.n_batches : 1); m++) run_size(&b, &all_cases[i], n, m, with_peers);
     }
     b.roof = fmax(b.roof, measure_roof(&b));
     size_t n_wrong = 0;

@@ -1,6 +1,7 @@
 /* See bench_energy.h. */
 #include "bench_energy.h"
 
+#include <dlfcn.h>
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
@@ -52,6 +53,32 @@ bool bench_energy_open(bench_energy *energy, const char *folder) {
     return energy->n > 0;
 }
 
+/* The functions of NVML return 0 on success. */
+bool bench_energy_open_gpu(bench_energy *energy, const char *library) {
+    *energy = (bench_energy){.n = 0};
+    void *nvml = dlopen(library, RTLD_NOW);
+    if (nvml == NULL) return false;
+    int (*init)(void) = (int (*)(void))dlsym(nvml, "nvmlInit_v2");
+    int (*count)(unsigned *) = (int (*)(unsigned *))dlsym(nvml, "nvmlDeviceGetCount_v2");
+    int (*get)(unsigned, void **) = (int (*)(unsigned, void **))dlsym(nvml, "nvmlDeviceGetHandleByIndex_v2");
+    int (*read_gpu)(void *, unsigned long long *) =
+        (int (*)(void *, unsigned long long *))dlsym(nvml, "nvmlDeviceGetTotalEnergyConsumption");
+    unsigned n = 0;
+    if (init == NULL || count == NULL || get == NULL || read_gpu == NULL) return false;
+    if (init() != 0 || count(&n) != 0 || n != 1 || get(0, &energy->gpu) != 0) return false;
+    if (read_gpu(energy->gpu, &energy->last_gpu) != 0) return false;
+    energy->read_gpu = read_gpu;
+    return true;
+}
+
+static bool add_gpu(bench_energy *energy) {
+    unsigned long long now;
+    if (energy->read_gpu(energy->gpu, &now) != 0) return false;
+    energy->joules += 1e-3 * (double)(now - energy->last_gpu);
+    energy->last_gpu = now;
+    return true;
+}
+
 double bench_energy_joules(bench_energy *energy) {
     for (uint32_t i = 0; i < energy->n; i++) {
         bench_energy_counter *c = &energy->counters[i];
@@ -60,5 +87,6 @@ double bench_energy_joules(bench_energy *energy) {
         energy->joules += 1e-6 * (double)(now >= c->last ? now - c->last : now + c->range - c->last);
         c->last = now;
     }
-    return energy->n > 0 ? energy->joules : NAN;
+    if (energy->read_gpu != NULL && !add_gpu(energy)) return NAN;
+    return energy->n > 0 || energy->read_gpu != NULL ? energy->joules : NAN;
 }

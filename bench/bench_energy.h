@@ -1,5 +1,6 @@
-/* Energy counters of the processor packages and their memory, as Linux exports them under /sys/class/powercap (RAPL). Virtual
- * machines usually have none, and most systems allow only root to read them.
+/* Energy counters of the processor packages and their memory, as Linux exports them under /sys/class/powercap (RAPL), or of an
+ * NVIDIA GPU, which its management library (NVML) reads. Virtual machines usually have no counters of the processor, and most
+ * systems allow only root to read them.
  */
 #ifndef FKV_BENCH_ENERGY_H
 #define FKV_BENCH_ENERGY_H
@@ -8,6 +9,7 @@
 #include <stdint.h>
 
 #define BENCH_ENERGY_FOLDER "/sys/class/powercap"
+#define BENCH_ENERGY_NVML "libnvidia-ml.so.1"
 
 enum { BENCH_ENERGY_COUNTERS = 16 };
 
@@ -20,14 +22,21 @@ typedef struct bench_energy_counter {
 typedef struct bench_energy {
     bench_energy_counter counters[BENCH_ENERGY_COUNTERS];
     uint32_t n;
-    double joules; /* energy since bench_energy_open() */
+    int (*read_gpu)(void *gpu, unsigned long long *millijoules); /* NULL without a GPU counter */
+    void *gpu;
+    unsigned long long last_gpu; /* value of the last read, in millijoules */
+    double joules;               /* energy since the counters were opened */
 } bench_energy;
 
 /* Finds the counters in a folder. Returns false if there is no readable counter. */
 bool bench_energy_open(bench_energy *energy, const char *folder);
 
-/* Returns the energy in joules since bench_energy_open(), or NAN without counters. The counters wrap after minutes, so this
- * function must be called more often than that. */
+/* Opens the counter of the GPU. `library` is the file name of NVML. Returns false if the library or the counter is missing, or if
+ * there are several GPUs, because NVML's order of GPUs can differ from CUDA's. The library stays loaded. */
+bool bench_energy_open_gpu(bench_energy *energy, const char *library);
+
+/* Returns the energy in joules since the counters were opened, or NAN without counters. The processor's counters wrap after
+ * minutes, so this function must be called more often than that. */
 double bench_energy_joules(bench_energy *energy);
 
 #endif
