@@ -10,7 +10,9 @@ import subprocess
 def name(machine):
     """Returns a folder name derived from the processor, such as xeon-sapphire-rapids-2c."""
     # Virtual machines hide the model name of the processor. CPU family and model number still identify its generation.
-    generations = {("6", "85"): "skylake", ("6", "106"): "ice-lake", ("6", "143"): "sapphire-rapids", ("6", "173"): "granite-rapids"}
+    # Skylake and Cascade Lake have the same number, but only Cascade Lake has VNNI.
+    skylake = "cascade-lake" if "avx512_vnni" in machine["instructions"] else "skylake"
+    generations = {("6", "85"): skylake, ("6", "106"): "ice-lake", ("6", "143"): "sapphire-rapids", ("6", "173"): "granite-rapids"}
     words = re.sub(r"\(R\)|\(TM\)|Processor|CPU|@.*", " ", machine["processor"])
     words = " ".join(w for w in words.split() if w not in ("Intel", "AMD"))
     generation = generations.get((machine.get("family"), machine.get("model_number")), "")

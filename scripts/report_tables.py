@@ -8,7 +8,7 @@ import report_codecs
 from report_records import Machine
 
 CPU = "xeon-sapphire-rapids-2c"
-CPU_VNNI = "xeon-skylake-2c"
+CPU_VNNI = "xeon-cascade-lake-2c"
 FLAT = "xeon-granite-rapids-2c/flat_32-8-128-131072"
 GPU = "h200"
 MODEL_NAMES = {
