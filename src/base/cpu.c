@@ -6,6 +6,7 @@
 #include "cpu.h"
 
 #include "cgroup.h"
+#include <kernel_isas.h>
 
 #include <stdatomic.h>
 #include <unistd.h>
@@ -73,7 +74,18 @@ static bool runs_amx(void) { return false; }
 
 #endif
 
+static bool has_kernels(fkv_isa isa) {
+    switch (isa) {
+#define CASE(upper, lower) case FKV_ISA_##upper:
+        FKV_KERNEL_ISAS(CASE)
+    case FKV_ISA_AUTO:
+    case FKV_ISA_SCALAR: return true;
+    default: return false;
+    }
+}
+
 bool fkv_cpu_runs(fkv_isa isa) {
+    if (!has_kernels(isa)) return false;
     switch (isa) {
     case FKV_ISA_AUTO:
     case FKV_ISA_SCALAR: return true;

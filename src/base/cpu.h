@@ -9,10 +9,10 @@ enum { FKV_MAX_THREADS = 256 };
 /* Returns the number of cores the process may use, limited by affinity, cgroup quota and FKV_MAX_THREADS. */
 FKV_INTERNAL uint32_t fkv_cpu_count(void);
 
-/* Returns the best instruction set that this machine supports and for which flatkv has kernels. */
+/* Returns the best instruction set that this machine supports and for which this build has kernels. */
 FKV_INTERNAL fkv_isa fkv_cpu_best_isa(void);
 
-/* Returns whether this machine supports the instruction set. */
+/* Returns whether this build has kernels for the instruction set and this machine supports it. */
 FKV_INTERNAL bool fkv_cpu_runs(fkv_isa isa);
 FKV_INTERNAL const char *fkv_isa_name(fkv_isa isa);
 
