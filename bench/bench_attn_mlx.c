@@ -48,8 +48,8 @@ typedef struct mlx_case {
 /* Returns the number of channels of a key and of a query. */
 static int row_dim(const mlx_case *c) { return c->dim + c->rope; }
 
-#define SEALED_K {.bits = 4, .kind = FKV_CODEC_SEALED}
-#define SEALED_V {.bits = 4, .kind = FKV_CODEC_SEALED_V}
+#define SEALED_K(n) {.bits = (n), .kind = FKV_CODEC_SEALED}
+#define SEALED_V(n) {.bits = (n), .kind = FKV_CODEC_SEALED_V}
 #define TURBO(n) {.bits = (n), .kind = FKV_CODEC_TURBO}
 
 /* The cases of docs/results.md. */
@@ -66,10 +66,16 @@ static const mlx_case all_cases[] = {
     {"decode tq4", 32, 8, 128, 1, 131072, 1, TURBO(4), TURBO(4), FKV_ROTATE_KV},
     {"decode tq3", 32, 8, 128, 1, 131072, 1, TURBO(3), TURBO(3), FKV_ROTATE_KV},
     {"decode tq2", 32, 8, 128, 1, 131072, 1, TURBO(2), TURBO(2), FKV_ROTATE_KV},
-    {"decode sealed", 32, 8, 128, 1, 131072, 1, SEALED_K, SEALED_V},
-    {"wide heads sealed", 32, 2, 256, 1, 131072, 1, SEALED_K, SEALED_V},
-    {"one wide head sealed", 8, 1, 512, 1, 131072, 1, SEALED_K, SEALED_V},
-    {"prefill sealed", 32, 8, 128, 1, 131072, 512, SEALED_K, SEALED_V},
+    {"decode sealed", 32, 8, 128, 1, 131072, 1, SEALED_K(4), SEALED_V(4)},
+    {"wide heads sealed", 32, 2, 256, 1, 131072, 1, SEALED_K(4), SEALED_V(4)},
+    {"one wide head sealed", 8, 1, 512, 1, 131072, 1, SEALED_K(4), SEALED_V(4)},
+    {"prefill sealed", 32, 8, 128, 1, 131072, 512, SEALED_K(4), SEALED_V(4)},
+    {"decode s3", 32, 8, 128, 1, 131072, 1, SEALED_K(3), SEALED_V(3)},
+    {"decode s2", 32, 8, 128, 1, 131072, 1, SEALED_K(2), SEALED_V(2)},
+    {"prefill s3", 32, 8, 128, 1, 32768, 512, SEALED_K(3), SEALED_V(3)},
+    {"prefill s2", 32, 8, 128, 1, 32768, 512, SEALED_K(2), SEALED_V(2)},
+    {"prefill of wide heads sealed", 32, 2, 256, 1, 32768, 512, SEALED_K(4), SEALED_V(4)},
+    {"prefill of wide heads 8/4", 32, 2, 256, 1, 32768, 512, {8, 64}, {4, 64}},
     {"decode latent 8", 16, 1, 512, 1, 131072, 1, {8, 64}, {0}, FKV_ROTATE_NONE, 64},
     {"prefill latent 8", 16, 1, 512, 1, 131072, 512, {8, 64}, {0}, FKV_ROTATE_NONE, 64},
 };
