@@ -110,6 +110,9 @@ enum { FIRST_SEALED_CASE = 35 };
  * time, so a block's partner never runs at the same time. The blocks must detect this. */
 enum { LONE_PREFILL_CASE = 42 };
 
+/* Index of the latent case whose prefill is also compiled with plain loops, whose emulation is the slowest. */
+enum { PLAIN_LATENT_CASE = 56 };
+
 /* Returns true if the kernel is compiled for case i. Metal prefill is compiled for all cases. Metal decode is compiled only for
  * the shapes for which Metal uses it. The plain loops read keys in the same way as Metal prefill and decode_plain.h, so they are
  * compiled for only a few cases. */
@@ -120,7 +123,7 @@ static inline bool kernel_case_has(uint32_t i, int kernel) {
     if (shape->rope_dim != 0) { /* latent layers have no Metal kernels, and only some of them have a prefill kernel */
         const fkv_codec_config *k = &attn_codecs[kernel_cases[i].codec].k;
         const bool prefill = shape->head_dim == 512 && shape->rope_dim == 64 && k->bits == 8 && k->group == 64;
-        return kernel <= DECODE_MERGE || (prefill && (kernel < SEAL || kernel == KERNEL_PLAIN_PREFILL));
+        return kernel <= DECODE_MERGE || (prefill && kernel < SEAL) || (i == PLAIN_LATENT_CASE && kernel == KERNEL_PLAIN_PREFILL);
     }
     if (kernel == SEAL) return kernel_cases[i].opens;
     if (kernel == KERNEL_LONE_PREFILL) return i == LONE_PREFILL_CASE;

@@ -1,7 +1,6 @@
 /* Host prelude for tests. Defines the same names as prelude_cuda.h and emulates warps with lanes_host.h. The emulation is slow,
  * because the lanes of a warp exchange data through memory in all warp operations, including matrix products. The generated
  * source includes src/base/float16.h first. */
-#include <cmath>
 #include <cstring>
 
 #define FKV_DEVICE
@@ -43,14 +42,14 @@ FKV_FN float fkv_div(float a, float b) {
     FKV_HOST_EXACT
     return a / b;
 }
-FKV_FN float fkv_fma(float a, float b, float c) { return fmaf(a, b, c); }
-FKV_FN float fkv_sqrt(float x) { return sqrtf(x); }
-FKV_FN float fkv_rint(float x) { return rintf(x); }
-FKV_FN float fkv_abs(float x) { return fabsf(x); }
+FKV_FN float fkv_fma(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
+FKV_FN float fkv_sqrt(float x) { return __builtin_sqrtf(x); }
+FKV_FN float fkv_rint(float x) { return __builtin_rintf(x); }
+FKV_FN float fkv_abs(float x) { return __builtin_fabsf(x); }
 FKV_FN float fkv_reciprocal(float x) { return 1.0f / x; }
-FKV_FN float fkv_max(float a, float b) { return fmaxf(a, b); }
+FKV_FN float fkv_max(float a, float b) { return __builtin_fmaxf(a, b); }
 FKV_FN fkv_u32 fkv_max_bits(fkv_u32 a, fkv_u32 b) { return a > b ? a : b; }
-FKV_FN float fkv_exp2(float x) { return exp2f(x); }
+FKV_FN float fkv_exp2(float x) { return __builtin_exp2f(x); }
 
 FKV_FN fkv_u32 fkv_pack_f16(float low, float high) { return fkv_f32_to_f16(low) | (fkv_u32)fkv_f32_to_f16(high) << 16; }
 FKV_FN fkv_u32 fkv_pack_bf16(float low, float high) { return fkv_f32_to_bf16(low) | (fkv_u32)fkv_f32_to_bf16(high) << 16; }
