@@ -194,8 +194,7 @@ static bool has_latent_prefill(const fkv_attn_layer *layer) {
 bool fkv_prefill_has_warpgroups(const fkv_attn_layer *layer) {
     if (is_latent(layer)) return has_latent_prefill(layer);
     if (!layer->sealed) return !is_kind(layer, FKV_CODEC_TURBO);
-    return has_sealed_mma(layer) && layer->block.codec[FKV_SIDE_K].bits == 4 && layer->block.codec[FKV_SIDE_V].bits == 4 &&
-           layer->head_dim <= SLAB && layer->block.page_tokens == PREFILL_KEYS;
+    return has_sealed_mma(layer) && layer->head_dim <= SLAB && layer->block.page_tokens == PREFILL_KEYS;
 }
 
 /* Constants of decode_latent.h. A static_assert in the generated source checks the size of the shared memory. */
