@@ -49,12 +49,13 @@ static const attn_codec attn_codecs[] = {
     {"s3/s3", SEALED_K(3), SEALED_V(3)},
     {"s2/s2", SEALED_K(2), SEALED_V(2)},
     {"s4/4", SEALED_K(4), {4, 64}},
+    {"s4/s3", SEALED_K(4), SEALED_V(3)},
     {"c4/s4", {4, 0, FKV_CODEC_CALIBRATED}, SEALED_V(4)},
     {"c3/s3", {3, 0, FKV_CODEC_CALIBRATED}, SEALED_V(3)},
 };
 enum {
     N_ATTN_CODECS = sizeof attn_codecs / sizeof attn_codecs[0],
-    FIRST_SEALED_CODEC = N_ATTN_CODECS - 6,
+    FIRST_SEALED_CODEC = N_ATTN_CODECS - 7,
     FIRST_CALIBRATED_CODEC = N_ATTN_CODECS - 2
 };
 

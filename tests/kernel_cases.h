@@ -86,6 +86,13 @@ static const attn_case kernel_cases[] = {
     {{5, 1, 512, 64}, 1, 16, 100, 20, 30, FKV_ROTATE_K, FKV_BF16, FKV_F32, true, 2, {{150, 1}, {14, 8}}, .sinks = 2},
     {{20, 1, 512, 64}, 1, 128, 0, 0, 0, FKV_ROTATE_K, FKV_F16, FKV_F32, true, 2, {{140, 1}, {60, 4}}},
     {{72, 1, 512, 64}, 1, 32, 0, 0, 0, FKV_ROTATE_NONE, FKV_BF16, FKV_BF16, false, 1, {{40, 1}}},
+    /* sealed pages with 2-bit and 3-bit codes that CUDA kernels process with matrix instructions: one and two parts per tile,
+     * slabs of 64 and 128 channels, and K wider than V */
+    {{4, 1, 128}, 19, 64, 0, 0, 0, FKV_ROTATE_V, FKV_F16, FKV_F32, true, 2, {{700, 1}, {318, 5}}, .opens = true},
+    {{3, 1, 128}, 20, 64, 200, 20, 0, FKV_ROTATE_V, FKV_BF16, FKV_BF16, false, 2, {{400, 1}, {300, 4}}, .opens = true},
+    {{8, 1, 64}, 19, 64, 0, 0, 0, FKV_ROTATE_NONE, FKV_F16, FKV_F16, true, 1, {{400, 1}}, .opens = true},
+    {{2, 1, 64}, 22, 64, 0, 0, 0, FKV_ROTATE_V, FKV_F16, FKV_F32, true, 1, {{400, 2}}, .opens = true},
+    {{3, 1, 80}, 19, 64, 0, 0, 0, FKV_ROTATE_V, FKV_F16, FKV_F32, true, 1, {{400, 1}}, .opens = true},
 };
 enum { N_KERNEL_CASES = sizeof kernel_cases / sizeof kernel_cases[0] };
 

@@ -163,12 +163,12 @@ static bool is_kind(const fkv_attn_layer *layer, fkv_codec_kind kind) {
     return layer->block.codec[FKV_SIDE_K].kind == kind || layer->block.codec[FKV_SIDE_V].kind == kind;
 }
 
-/* Returns true if decode of this layer uses decode_sealed.h for sealed pages. K and V must both have 4 bits, and a page must have
- * at least 32 tokens. */
+/* Returns true if decode of this layer uses decode_sealed.h for sealed pages. If V has 4 bits, K must also have 4 bits. A page
+ * must have at least 32 tokens. */
 static bool has_sealed_mma(const fkv_attn_layer *layer) {
     const fkv_codec *codec = layer->block.codec;
-    return layer->sealed && codec[FKV_SIDE_V].kind == FKV_CODEC_SEALED_V && codec[FKV_SIDE_K].bits == 4 &&
-           codec[FKV_SIDE_V].bits == 4 && layer->block.page_tokens >= 2 * FKV_SEALED_TOKENS;
+    return layer->sealed && codec[FKV_SIDE_V].kind == FKV_CODEC_SEALED_V &&
+           (codec[FKV_SIDE_K].bits == 4 || codec[FKV_SIDE_V].bits < 4) && layer->block.page_tokens >= 2 * FKV_SEALED_TOKENS;
 }
 
 /* Returns true if decode of this layer uses decode_sealed.h for codebook codes. The head dimension must be 128, there must be at
@@ -338,7 +338,9 @@ static void emit_sealed_mma(source_buffer *w, const fkv_attn_layer *layer) {
     emit_text(w, fkv_kernel_file_decode_split);
     emit_text(w, fkv_kernel_file_sealed_shape);
     if (!layer->sealed) emit_text(w, fkv_kernel_file_codebook_levels);
-    emit_text(w, layer->sealed ? fkv_kernel_file_sealed_page : fkv_kernel_file_codebook_page);
+    emit_text(w, !layer->sealed                             ? fkv_kernel_file_codebook_page
+                 : layer->block.codec[FKV_SIDE_V].bits == 4 ? fkv_kernel_file_sealed_page
+                                                            : fkv_kernel_file_narrow_page);
     emit_text(w, heads_per_kv(layer) <= 4 ? fkv_kernel_file_sealed_rows4 : fkv_kernel_file_sealed_rows8);
     emit_text(w, fkv_kernel_file_decode_sealed);
 }

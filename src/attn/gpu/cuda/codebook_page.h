@@ -12,14 +12,14 @@ constexpr int SD_K_TERMS = FKV_K_BITS == 4 ? 2 : 1; /* sealed_page.h explains th
 constexpr int SD_V_TERMS = FKV_V_BITS == 4 ? 2 : 1;
 constexpr bool SD_LESS_ONE = false;
 constexpr float SD_LEVEL = 1.0f;
-constexpr fkv_u32 SD_RUN_STEP = 4;
-constexpr fkv_u32 SD_UNIT_STEP = 4;
 
 /* Thread (r, c) handles tokens r, r + 8, ..., so that each load of a warp covers adjacent rows. */
-constexpr fkv_u32 SD_TOKEN_STEP = 8;
 constexpr fkv_u32 SD_WEIGHT_LANES = 4;
 constexpr fkv_u32 SD_OTHER_LANE = 16;
 FKV_FN fkv_u32 sd_first_token(fkv_u32 lane) { return lane / 4; }
+FKV_FN constexpr fkv_u32 sd_token(int i) { return 8 * (fkv_u32)i; }
+FKV_FN fkv_u32 sd_first_channel(fkv_u32 lane) { return 4 * sd_lane_run(lane); }
+FKV_FN constexpr fkv_u32 sd_unit_channel(int u) { return 4 * (fkv_u32)u; }
 
 /* Numbers of words that hold the codes of 32 channels in a K row and of 16 channels in a V row. For 3-bit codes, the last of
  * these words holds the high bits. */

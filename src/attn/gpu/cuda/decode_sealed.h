@@ -1,4 +1,5 @@
-/* Tensor-core decode kernel for sealed 4-bit pages and, together with codebook_page.h, for codebook rows. decode_split.h defines
+/* Tensor-core decode kernel for sealed pages and, together with codebook_page.h, for codebook rows. The following description
+ * assumes 4-bit codes; narrow_page.h describes the differences for narrower codes. decode_split.h defines
  * the block layout and docs/page_format.md the page layout. All matrix products multiply bytes and accumulate integers. Query
  * rows are processed in groups, which share only the unpacked codes, so the result of a row does not depend on other rows.
  *
@@ -83,9 +84,6 @@ FKV_FN fkv_u32 sd_row_max_bits(fkv_u32 x) {
     for (fkv_u32 h = SD_ROW_FIRST; h < SD_ROW_END; h *= 2) x = fkv_max_bits(x, fkv_shuffle_xor_bits(x, h));
     return x;
 }
-
-/* Returns the distance, in tokens, from the first to the i-th token that the thread handles. */
-FKV_FN constexpr fkv_u32 sd_token(int i) { return 32 * (fkv_u32)(i / SD_GROUP) + SD_TOKEN_STEP * (fkv_u32)(i % SD_GROUP); }
 
 /* Reads the norms of the tokens that the thread handles. The norm of a masked token may be NaN, so it is replaced with 0. Returns
  * the largest norm as the bit pattern of a float. */
@@ -305,7 +303,7 @@ FKV_FN void sd_finish_sums(sd_state &state, dc_place at, FKV_SHARED float *stats
  * small.
  */
 FKV_FN void sd_fold_streams(const sd_state &state, dc_place at, FKV_SHARED float *sums) {
-    FKV_SHARED float *own = sums + sd_lane_row(at.lane) * FKV_D + at.slab * DC_SLAB + sd_lane_run(at.lane) * SD_RUN_STEP;
+    FKV_SHARED float *own = sums + sd_lane_row(at.lane) * FKV_D + at.slab * DC_SLAB + sd_first_channel(at.lane);
     FKV_NO_UNROLL
     for (fkv_u32 s = 0; s < DC_STREAMS; s++) {
         FKV_UNROLL
@@ -313,7 +311,7 @@ FKV_FN void sd_fold_streams(const sd_state &state, dc_place at, FKV_SHARED float
             int g = i * 4 / (SD_GROUP * SD_UNITS);
             int u = i * 4 / SD_GROUP % SD_UNITS;
             const float *x = state.sums[g][u] + i * 4 % SD_GROUP;
-            FKV_SHARED float *to = own + sd_first_row(g, at) * FKV_D + SD_UNIT_STEP * (fkv_u32)u + i * 4 % SD_GROUP;
+            FKV_SHARED float *to = own + sd_first_row(g, at) * FKV_D + sd_unit_channel(u) + i * 4 % SD_GROUP;
             FKV_UNROLL
             for (int k = 0; k < 4; k++) to[k] = s == 0 ? x[k] : to[k] + x[k];
         }

@@ -1,20 +1,24 @@
-/* Part of the prefill kernel in prefill_wgmma.h: unpacks sealed 4-bit pages to fp16. Sealed layers use this file instead of
+/* Part of the prefill kernel in prefill_wgmma.h: unpacks sealed pages to fp16. Sealed layers use this file instead of
  * prefill_unpack.h. Each tile is one page.
  *
- * K: a dword holds 8 channels of one token. It is unpacked to eight values scale * (code - 8), which are exact in fp16 because
- * scales have seven significant bits. (In older page files, scales may have more bits. Values are then rounded to 2^-13 of the
- * channel's range.) The channel offsets, bias + 8 * scale, are stored as two extra keys (high-order and low-order parts), whose
- * scores are added to the score of every key of the page. All keys of a page are divided by a power of two, the unit of the page,
- * to stay in the range of fp16.
+ * K: a dword of 4-bit codes holds 8 channels of one token. It is unpacked to eight values scale * (code - 8), which are exact in
+ * fp16 because scales have seven significant bits. (In older page files, scales may have more bits. Values are then rounded to
+ * 2^-13 of the channel's range.) The channel offsets, bias + 8 * scale, are stored as two extra keys (high-order and low-order
+ * parts), whose scores are added to the score of every key of the page. All keys of a page are divided by a power of two, the
+ * unit of the page, to stay in the range of fp16.
  *
- * V: a dword holds 8 tokens of one channel, so rows in shared memory are channels. Byte permutes look up signed levels, which are
- * stored as fp16 subnormals level * 2^-24. The softmax weights, instead of the values, are multiplied by the norms of the tokens.
- * The stored values therefore have only seven significant bits, which saves power.
+ * V: a dword of 4-bit codes holds 8 tokens of one channel, so rows in shared memory are channels. Byte permutes look up signed
+ * levels, which are stored as fp16 subnormals level * 2^-24. The softmax weights, instead of the values, are multiplied by the
+ * norms of the tokens. The stored values therefore have only seven significant bits, which saves power.
+ *
+ * Codes of 2 and 3 bits are expanded to nibbles when they are loaded into registers. For K, the number that is subtracted from
+ * codes is PF_MIDDLE_CODE instead of 8.
  *
  * Open pages (the first page and the pages of the queries' own span) have rows of 8-bit codes. Each K value is split into two
  * fp16 values, which are used in two matrix products. Each V value is rounded to one fp16 value.
  */
 constexpr fkv_u32 PF_UNITS = FKV_D / 8;
+constexpr fkv_u32 PF_MIDDLE_CODE = 1u << (FKV_K_BITS - 1);
 constexpr fkv_u32 PF_LINES = (FKV_D / 16 + 3) / 4; /* number of lines (16 channels each) that a warp unpacks */
 
 FKV_FN void pf_load_packed_tile(fkv_shared s, const pf_item &x, fkv_u32 key, fkv_u32 page, int stage) {
@@ -44,6 +48,29 @@ constexpr fkv_u32 PF_WEIGHT_EXPONENT = 13;
 constexpr float PF_VALUE_UNIT = 16.0f;
 constexpr fkv_u32 PF_OPEN_NORMS = 0x02000200u; /* 2^-15 */
 
+/* ---- codes ---- */
+
+/* Expands eight codes of BITS bits to nibbles, in the order of 4-bit codes. `low` holds two codes in the low four bits of each
+ * byte (for 3-bit codes, without their high bits). `high` holds the high bits of 3-bit codes in the low two bits of each byte.
+ * All other bits are ignored. The products do not overflow into other bytes. */
+template <int BITS> FKV_FN fkv_u32 pf_nibbles(fkv_u32 low, fkv_u32 high) {
+    if (BITS == 4) return low;
+    fkv_u32 nibbles = (low & 0x0f0f0f0fu) + 3u * (low & 0x0c0c0c0cu); /* moves bits 2 and 3 of each byte to bits 4 and 5 */
+    if (BITS == 2) return nibbles;
+    return nibbles | (36u * (high & 0x03030303u) & 0x44444444u); /* moves bits 0 and 1 of each byte to bits 2 and 6 */
+}
+
+/* Loads 32 codes from shared memory and expands them to nibbles. The codes are stored at `at`, after `shift` bits of each byte.
+ * The high bits of 3-bit codes are stored at high_at, after high_shift bits of each byte. */
+template <int BITS>
+FKV_FN void pf_get_codes(fkv_shared s, fkv_u32 at, fkv_u32 shift, fkv_u32 high_at, fkv_u32 high_shift, fkv_u32 *codes) {
+    fkv_u32 high[4] = {};
+    fkv_get16(s, at, codes);
+    if (BITS == 4) return;
+    if (BITS == 3) fkv_get16(s, high_at, high);
+    FKV_UNROLL for (int n = 0; n < 4; n++) codes[n] = pf_nibbles<BITS>(codes[n] >> shift, high[n] >> high_shift);
+}
+
 /* ---- keys ---- */
 
 constexpr fkv_u32 PF_SPLIT = PF_UNITS <= 8 ? 2 : 1; /* number of warps that share the tokens of a unit (8 channels) */
@@ -56,6 +83,7 @@ constexpr fkv_u32 PF_QUADS = 2 / PF_SPLIT;          /* number of groups of four 
 struct pf_key_share {
     fkv_u32 number;    /* index, in the unit, of the channel whose offset this thread computes */
     fkv_u32 codes_at;  /* byte offset, in the page, of the codes of the thread's first token */
+    fkv_u32 high_at;   /* the same for the high bits of 3-bit codes */
     fkv_u32 unit_at;   /* byte offset of the unit in the scales (and in the biases) of the page */
     fkv_u32 tile_at;   /* byte offset, in the tile, of the first token's unit */
     fkv_u32 offset_at; /* byte offset, in the tile, of the thread's channel in the first extra key */
@@ -68,7 +96,8 @@ FKV_FN pf_key_share pf_keys_of(fkv_shared s) {
     fkv_u32 key = (warp % PF_SPLIT * 2 + lane / 16) * 16 + quad * 4, number = lane / 4;
     fkv_u32 half = unit / 8 * (PF_K_ROWS * 128);
     return {number,
-            FKV_K_CODES + key / 16 * (16 * FKV_K_ROW_BYTES) + unit * 64 + key % 16 * 4,
+            FKV_K_CODES + key / 16 * (16 * FKV_K_ROW_BYTES) + unit / (FKV_K_BITS == 4 ? 1 : 2) * 64 + key % 16 * 4,
+            FKV_K_CODES + key / 16 * (16 * FKV_K_ROW_BYTES) + (FKV_D / 16 + unit / 4) * 64 + key % 16 * 4,
             unit * 16,
             half + key * 128 + ((unit % 8) ^ (key % 8)) * 16,
             half + PF_KEYS * 128 + unit % 8 * 16 + pf_k_channel(number) * 2,
@@ -114,7 +143,10 @@ FKV_FN fkv_u32 pf_norm_unit(fkv_u32 norms) {
 FKV_FN void pf_take_keys(fkv_shared s, const pf_key_share &own, int packed, pf_taken_keys &k) {
     fkv_u32 lane = s.index % 32, page = (fkv_u32)(PF_AT_PACKED + packed * PF_PACKED_BYTES);
     fkv_u32 four = page + (lane * 4 < FKV_D ? lane * 8 : 0), channel = page + own.unit_at + own.number * 2;
-    FKV_UNROLL for (fkv_u32 i = 0; i < PF_QUADS; i++) fkv_get16(s, page + own.codes_at + i * (32 * FKV_K_ROW_BYTES), k.codes[i]);
+    /* unit % 4 is lane % 4 */
+    FKV_UNROLL for (fkv_u32 i = 0; i < PF_QUADS; i++)
+        pf_get_codes<FKV_K_BITS>(s, page + own.codes_at + i * (32 * FKV_K_ROW_BYTES), lane % 2 * 4,
+                                 page + own.high_at + i * (32 * FKV_K_ROW_BYTES), lane % 4 * 2, k.codes[i]);
     fkv_get16(s, page + FKV_K_SCALES + own.unit_at, k.scales);
     fkv_get8(s, four + FKV_K_SCALES, k.four_scales);
     fkv_get8(s, four + FKV_K_BIASES, k.four_biases);
@@ -138,9 +170,9 @@ FKV_FN fkv_u32 pf_page_exponent(const pf_taken_keys &k) {
 
 /* Codes are inserted into the low bits of the fp16 value 1024.0, which gives 1024 + code for channels 0 to 3, and 1024 + 16 *
  * code for channels 4 to 7. The result is multiplied by the scale or, for channels 4 to 7, by 1/16 of the scale. To obtain scale
- * * (code - 8), 1032 * scale or 72 * scale must be subtracted. fp16 cannot represent these products exactly, so the nearest fp16
- * value is subtracted, and the channel offsets correct the difference. */
-constexpr float PF_OFF_LOW = 1032.0f, PF_OFF_HIGH = 72.0f;
+ * * (code - 8) for 4-bit codes, 1032 * scale or 72 * scale must be subtracted. fp16 cannot represent these products exactly, so
+ * the nearest fp16 value is subtracted, and the channel offsets correct the difference. */
+constexpr float PF_OFF_LOW = 1024.0f + PF_MIDDLE_CODE, PF_OFF_HIGH = 64.0f + PF_MIDDLE_CODE;
 
 /* pf_is_shared_image<TO>::value is true if the destination TO is a page image in device memory, which other thread blocks read,
  * and false if it is shared memory. */
@@ -181,7 +213,7 @@ template <class TO> struct pf_offsets_at {
  * correction for the rounding error of the channel's keys. */
 template <class TO>
 FKV_FN void pf_put_offset(const pf_offsets_at<TO> &offsets, const pf_key_share &own, float scale, float bias) {
-    bias = fkv_fma(8.0f, scale, bias) - pf_channel_error(scale, own.number);
+    bias = fkv_fma((float)PF_MIDDLE_CODE, scale, bias) - pf_channel_error(scale, own.number);
     fkv_u32 high = fkv_f32_to_f16(bias), key = 2 * offsets.number, at = offsets.at + own.offset_at;
     fkv_put2(offsets.to, (at ^ key * 16) + key * 128, high);
     fkv_put2(offsets.to, (at ^ (key + 1) * 16) + (key + 1) * 128, fkv_f32_to_f16(bias - fkv_f16_to_f32(high)));
@@ -214,7 +246,7 @@ FKV_FN void pf_put_sealed_keys(fkv_shared s, TO to, fkv_u32 at, fkv_u32 unit_at,
         fkv_u32 part = 16 * (n % 2);
         scales[n] = fkv_pack_f16(fkv_page_value(k.scales[n / 2 * 2] >> part & 0xffffu) * times,
                                  fkv_page_value(k.scales[n / 2 * 2 + 1] >> part & 0xffffu) * times);
-        off[n] = pf_times(scales[n], n < 2 ? 0xe408e408u : 0xe480e480u); /* -1032, -1152 */
+        off[n] = pf_times(scales[n], 0xe400e400u + (n < 2 ? 1 : 16) * PF_MIDDLE_CODE * 0x10001u); /* -1032, -1152 (4 bits) */
     }
     FKV_UNROLL for (fkv_u32 i = 0; i < PF_QUADS; i++) pf_put_unit(to, at + own.tile_at + i * (32 * 128), k.codes[i], scales, off);
 }
@@ -288,13 +320,15 @@ struct pf_taken_values {
  * 4 lines apart. */
 struct pf_value_share {
     fkv_u32 line;
-    fkv_u32 codes_at, tile_at;
+    fkv_u32 codes_at, high_at, tile_at; /* high_at: position of the high bits of 3-bit codes */
     fkv_u32 levels[2]; /* the level table is kept in registers, because a constant table would be reloaded for each code */
 };
 FKV_FN pf_value_share pf_values_of(fkv_shared s) {
     fkv_u32 line = s.index % 128 / 32, lane = s.index % 32, eight = lane % 8, channel = line * 16 + pf_quad(lane) * 4;
+    fkv_u32 at = FKV_V_CODES + eight / 2 * (16 * FKV_V_ROW_BYTES) + (FKV_V_BITS == 4 ? eight % 2 * 64 : 0) + pf_quad(lane) * 16;
     pf_value_share own = {line,
-                          FKV_V_CODES + eight / 2 * (16 * FKV_V_ROW_BYTES) + eight % 2 * 64 + pf_quad(lane) * 16 + line * 128,
+                          at + line * (FKV_V_BITS == 4 ? 128 : 64),
+                          at + (FKV_D / 16 + line / 2) * 64,
                           channel * 128 + (eight ^ (channel % 8)) * 16,
                           {fkv_v_levels(0), fkv_v_levels(4)}};
     own.levels[0] |= fkv_zero(s), own.levels[1] |= fkv_zero(s);
@@ -305,7 +339,8 @@ FKV_FN pf_value_share pf_values_of(fkv_shared s) {
 FKV_FN void pf_take_values(fkv_shared s, const pf_value_share &own, int packed, pf_taken_values &v) {
     fkv_u32 page = (fkv_u32)(PF_AT_PACKED + packed * PF_PACKED_BYTES);
     FKV_UNROLL for (fkv_u32 i = 0; i < PF_LINES; i++) if (own.line + 4 * i < FKV_D / 16)
-        fkv_get16(s, page + own.codes_at + i * (4 * 128), v.codes[i]);
+        pf_get_codes<FKV_V_BITS>(s, page + own.codes_at + i * (FKV_V_BITS == 4 ? 512 : 256), s.index % 2 * 4,
+                                 page + own.high_at + i * 128, own.line % 2 * 4 + s.index % 2 * 2, v.codes[i]);
     v.norms = fkv_get4(s, page + FKV_V_SCALES + s.index % 32 * 4);
 }
 
@@ -313,9 +348,10 @@ FKV_FN void pf_take_values(fkv_shared s, const pf_value_share &own, int packed, 
  * only the sign, so the value is an fp16 subnormal equal to level * 2^-24. */
 template <class TO> FKV_FN void pf_put_eight(TO out, fkv_u32 at, fkv_u32 x, const fkv_u32 *levels_of, fkv_u32 up) {
     fkv_u32 to[4];
-    fkv_u32 signs[2] = {x << 4 & 0x80808080u,
-                        x & 0x80808080u}; /* signs of the low nibbles (tokens 0 to 3) and of the high nibbles (tokens 4 to 7) */
-    x &= 0x77777777u;
+    fkv_u32 signs[2] = {x << (8 - FKV_V_BITS) & 0x80808080u,
+                        x << (4 - FKV_V_BITS) &
+                            0x80808080u}; /* signs of the low nibbles (tokens 0 to 3) and of the high nibbles (tokens 4 to 7) */
+    x &= 0x11111111u * ((1u << (FKV_V_BITS - 1)) - 1u);
     fkv_wg_settle_bits<1>(&x);               /* prevents the compiler from masking x twice */
     FKV_UNROLL for (int i = 0; i < 2; i++) { /* nibbles of tokens 2 * i, 2 * i + 4, 2 * i + 1 and 2 * i + 5 */
         fkv_u32 levels = fkv_permute_or_sign(levels_of[0], levels_of[1], x >> 16 * i);

@@ -1,18 +1,24 @@
-/* Support for sealed pages in decode_sealed.h: loads a tile and converts its codes to matrix operands. codebook_page.h implements
- * the same interface for rows of codebook codes.
+/* Support for sealed 4-bit pages in decode_sealed.h: loads a tile and converts its codes to matrix operands. narrow_page.h
+ * implements the same interface for sealed pages with narrower codes, and codebook_page.h for rows of codebook codes.
  */
 constexpr int SD_K_TERMS = 1; /* number of operand bytes whose sum is the value of a K code */
 constexpr int SD_V_TERMS = 2;
 constexpr bool SD_LESS_ONE = true;        /* true if the two operand bytes of a V code add up to level - 1 instead of level */
 constexpr float SD_LEVEL = 1.0f / 128.0f; /* a V code with level n has the value n * SD_LEVEL * norm */
-constexpr fkv_u32 SD_RUN_STEP = 1; /* the first run of channels that a thread accumulates starts at SD_RUN_STEP * sd_lane_run() */
-constexpr fkv_u32 SD_UNIT_STEP = 32; /* distance, in channels, between consecutive runs of a thread */
 
-/* Constants that define which tokens a thread handles, and which two lanes hold the weights of an operand column. */
-constexpr fkv_u32 SD_TOKEN_STEP = 1;
+/* Constants that define which two lanes hold the weights of an operand column. */
 constexpr fkv_u32 SD_WEIGHT_LANES = 8;
 constexpr fkv_u32 SD_OTHER_LANE = 4;
+
+/* sd_first_token() returns the first token of a tile that the thread handles, and sd_token() the distance from this token to the
+ * i-th token. sd_first_channel() returns the first channel that the thread accumulates, and sd_unit_channel() the distance from
+ * this channel to its first channel of unit u. */
 FKV_FN fkv_u32 sd_first_token(fkv_u32 lane) { return sd_lane_run(lane); }
+FKV_FN constexpr fkv_u32 sd_token(int i) { return 32 * (fkv_u32)(i / SD_GROUP) + (fkv_u32)(i % SD_GROUP); }
+FKV_FN fkv_u32 sd_first_channel(fkv_u32 lane) { return sd_lane_run(lane); }
+FKV_FN constexpr fkv_u32 sd_unit_channel(int u) { return 32 * (fkv_u32)u; }
+
+constexpr fkv_u32 SD_BLOCK_BYTES = 8 * FKV_D; /* size of the codes of 16 tokens, in bytes */
 
 /* Packed bytes of a tile. They are copied to shared memory with cp.async while the previous tile is computed. Direct loads into
  * registers would be slower. They would share one scoreboard, so the first use of any loaded value would wait for all loads. */
@@ -96,33 +102,44 @@ FKV_FN void sd_load_values(sd_tile &, const fkv_u8 *block, fkv_u32 slot, FKV_SHA
 /* Returns the index at which channel d of a query row is stored in shared memory. */
 FKV_FN fkv_u32 sd_query_place(fkv_u32 d) { return d; }
 
+/* Returns four codes of the thread's token k in part p as bytes: the lower four channels of unit u if `half` is 0, and the upper
+ * four if it is 1. */
+FKV_FN fkv_u32 sd_key_bytes(const sd_tile &tile, int p, int u, int k, int half) {
+    return tile.k[p][u][k] >> half * 4 & 0x0f0f0f0fu;
+}
+
 /* Builds the A operand for 16 tokens and the 32 channels of unit u. The tokens are in part i / 2 (32 tokens). For r from 0 to 7,
  * they are tokens 4 * r and 4 * r + 1 of that part if i is even, and tokens 4 * r + 2 and 4 * r + 3 if i is odd. */
 FKV_FN void sd_key_operand(const sd_tile &tile, int i, int u, int, fkv_u32 (&a)[4]) {
-    const fkv_u32 *x = tile.k[i / 2][u] + i % 2 * 2;
     FKV_UNROLL
-    for (int k = 0; k < 4; k++) a[k] = x[k % 2] >> k / 2 * 4 & 0x0f0f0f0fu;
+    for (int k = 0; k < 4; k++) a[k] = sd_key_bytes(tile, i / 2, u, i % 2 * 2 + k % 2, k / 2);
 }
 
 /* Returns the score of the thread's i-th token. `both` is the dot product of the row's 16-bit integers with the token's codes,
  * combined from the dot products of the high and the low bytes. */
 FKV_FN float sd_score_of(const sd_tile &, int, float both, sd_line line) { return fkv_fma(both, line.unit, line.bias); }
 
-/* The next two functions look up the levels of the four lowest codes in a word. sd_levels() returns the level of each code whose
- * sign bit is clear, and 0 for other codes. sd_minus() expects codes with inverted sign bits. It returns -level - 1 for each code
- * whose original sign bit is set, and -1 for other codes. */
-FKV_FN fkv_u32 sd_levels(fkv_u32 codes) { return fkv_permute_or_sign(fkv_v_levels(0), fkv_v_levels(4), codes); }
-FKV_FN fkv_u32 sd_minus(fkv_u32 flipped) { return fkv_permute_or_sign(~fkv_v_levels(0), ~fkv_v_levels(4), flipped); }
+/* Returns the selectors for sd_look_up(), one nibble per code, for the 8 tokens of part p in channel k of unit u. They are the
+ * codes (term 0), or the codes with inverted sign bits (term 1). */
+FKV_FN fkv_u32 sd_selectors(const sd_tile &tile, int p, int u, int k, int term) {
+    return term == 0 ? tile.v[p][u][k] : tile.v[p][u][k] ^ 0x88888888u;
+}
+
+/* Looks up the levels of the four lowest selectors in a word. Term 0 is the level of each code whose sign bit is clear, and 0 for
+ * other codes. Term 1 is -level - 1 for each code whose sign bit is set, and -1 for other codes. */
+FKV_FN fkv_u32 sd_look_up(fkv_u32 selectors, int term) {
+    return term == 0 ? fkv_permute_or_sign(fkv_v_levels(0), fkv_v_levels(4), selectors)
+                     : fkv_permute_or_sign(~fkv_v_levels(0), ~fkv_v_levels(4), selectors);
+}
 
 /* Builds the A operand for 16 channels and 32 tokens (part p). The channels are in unit i / 2 (32 channels). For r from 0 to 7,
  * they are channels 4 * r and 4 * r + 1 of that unit if i is even, and channels 4 * r + 2 and 4 * r + 3 if i is odd. */
 FKV_FN void sd_value_operand(const sd_tile &tile, int p, int i, int term, fkv_u32 (&a)[4]) {
     FKV_UNROLL
     for (int k = 0; k < 2; k++) {
-        fkv_u32 x = tile.v[p][i / 2][i % 2 * 2 + k];
-        fkv_u32 flipped = x ^ 0x88888888u;
-        a[k] = term == 0 ? sd_levels(x) : sd_minus(flipped);
-        a[2 + k] = term == 0 ? sd_levels(x >> 16) : sd_minus(flipped >> 16);
+        fkv_u32 x = sd_selectors(tile, p, i / 2, i % 2 * 2 + k, term);
+        a[k] = sd_look_up(x, term);
+        a[2 + k] = sd_look_up(x >> 16, term);
     }
 }
 

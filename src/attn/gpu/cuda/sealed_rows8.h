@@ -38,9 +38,8 @@ FKV_FN void sd_score(sd_tile &tile, const sd_queries &queries, sd_scores &score)
         int sums[SD_GROUPS][4];
         FKV_UNROLL
         for (int u = 0; u < SD_UNITS; u++) {
-            fkv_u32 x = tile.k[i / 4][u][i % 4];
-            fkv_u32 lower = x & 0x0f0f0f0fu;
-            fkv_u32 upper = x >> 4 & 0x0f0f0f0fu;
+            fkv_u32 lower = sd_key_bytes(tile, i / 4, u, i % 4, 0);
+            fkv_u32 upper = sd_key_bytes(tile, i / 4, u, i % 4, 1);
             FKV_UNROLL
             for (int g = 0; g < SD_GROUPS; g++)
                 fkv_mma_signed(sums[g], queries.operand[g][u], lower, upper, u == 0 ? none : sums[g]);
@@ -70,7 +69,7 @@ FKV_FN void sd_add_values(sd_tile &tile, const sd_weights (&weights)[SD_GROUPS],
     sd_take_values(tile, 0);
     int start[SD_GROUPS][4] = {}; /* initial accumulators: the sums of the weights */
     FKV_UNROLL
-    for (int k = 0; k < SD_GROUPS * SD_PARTS; k++)
+    for (int k = 0; k < SD_GROUPS * SD_PARTS && SD_LESS_ONE; k++)
         fkv_mma_weights(start[k / SD_PARTS], weights[k / SD_PARTS].operand[k % SD_PARTS], 0x01010101u, 0x01010101u,
                         start[k / SD_PARTS]);
     FKV_UNROLL
@@ -79,13 +78,18 @@ FKV_FN void sd_add_values(sd_tile &tile, const sd_weights (&weights)[SD_GROUPS],
         int sums[SD_GROUPS][4];
         FKV_UNROLL
         for (int p = 0; p < SD_PARTS; p++) {
-            fkv_u32 x = tile.v[p][i / 4][i % 4];
-            fkv_u32 y = x ^ 0x88888888u;
-            const fkv_u32 b[4] = {sd_levels(x), sd_levels(x >> 16), sd_minus(y), sd_minus(y >> 16)};
+            fkv_u32 b[SD_V_TERMS][2];
             FKV_UNROLL
-            for (int g = 0; g < SD_GROUPS; g++) {
-                fkv_mma_weights(sums[g], weights[g].operand[p], b[0], b[1], p == 0 ? start[g] : sums[g]);
-                fkv_mma_weights(sums[g], weights[g].operand[p], b[2], b[3], sums[g]);
+            for (int t = 0; t < SD_V_TERMS; t++) {
+                fkv_u32 x = sd_selectors(tile, p, i / 4, i % 4, t);
+                b[t][0] = sd_look_up(x, t);
+                b[t][1] = sd_look_up(x >> 16, t);
+            }
+            FKV_UNROLL
+            for (int k = 0; k < SD_GROUPS * SD_V_TERMS; k++) {
+                int g = k / SD_V_TERMS;
+                int t = k % SD_V_TERMS;
+                fkv_mma_weights(sums[g], weights[g].operand[p], b[t][0], b[t][1], p + t == 0 ? start[g] : sums[g]);
             }
         }
         FKV_UNROLL

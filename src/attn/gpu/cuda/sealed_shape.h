@@ -28,7 +28,9 @@ constexpr int SD_TILE = 32 * SD_PARTS;
 constexpr int SD_OWN = SD_GROUP * SD_PARTS;            /* tokens per thread */
 constexpr fkv_u32 SD_TURN = FKV_PAGE_TOKENS / SD_TILE; /* tiles per page; one stream processes all tiles of a page */
 
-constexpr fkv_u32 SD_BLOCK_BYTES = 8 * FKV_D; /* size of the codes of 16 tokens, in bytes */
+/* Number of dwords with key codes that a thread loads per token. A dword holds 8 codes of 4 bits, or 16 narrower codes (without
+ * the high bits of 3-bit codes). */
+constexpr int SD_K_LINES = FKV_K_BITS == 4 ? SD_UNITS : SD_UNITS / 2;
 
 /* ---- shared memory layout, in words ---- */
 
@@ -44,7 +46,14 @@ constexpr int SD_AT_STATS = SD_AT_LINES + DC_STREAMS * DC_SLABS * DC_SLAB; /* [s
 
 /* For sealed pages, each warp has two buffers: one for the codes of a tile's keys, and one for the codes of its values. In each
  * buffer, the codes are followed by space for norms. Consecutive tiles store their norms alternately in the two buffers. */
-constexpr int SD_CODE_WORDS = DC_SLAB * 2 + 8; /* words for the codes of 16 tokens, including padding against bank conflicts */
+constexpr bool SD_NARROW = FKV_V_BITS < 4; /* true for layers that use narrow_page.h */
+/* In narrow_page.h, sizes for 16 tokens: four of a line's dwords for each thread c, and the high bits of all keys. */
+constexpr int SD_K_LINE_WORDS = 80;
+constexpr int SD_K_HIGH_WORDS = FKV_K_BITS == 3 ? (SD_K_LINES == 2 ? 80 : 32) : 0;
+/* Numbers of words for the codes of 16 tokens, including padding against bank conflicts. */
+constexpr int SD_K_CODE_WORDS = SD_NARROW ? SD_K_LINES * SD_K_LINE_WORDS + SD_K_HIGH_WORDS : DC_SLAB * 2 + 8;
+constexpr int SD_V_CODE_WORDS = DC_SLAB * FKV_V_BITS / 2 + 8;
+constexpr int SD_CODE_WORDS = SD_K_CODE_WORDS > SD_V_CODE_WORDS ? SD_K_CODE_WORDS : SD_V_CODE_WORDS;
 constexpr int SD_AT_NORMS = 2 * SD_PARTS * SD_CODE_WORDS;
 constexpr int SD_BUFFER_WORDS = FKV_K_BOOK ? 0 : SD_AT_NORMS + SD_TILE / 2;
 constexpr int SD_AT_BUFFERS = SD_AT_STATS + 2 * DC_STREAMS * DC_ROWS;
@@ -99,12 +108,17 @@ struct sd_rows {
 
 /* ---- loads ---- */
 
+/* Returns the position at which a line (8 channels) of queries or scales is stored within its slab. Thread c uses the lines at
+ * the positions 4 * u + c. Dwords with 2-bit codes hold two lines, so thread c handles adjacent lines. */
+FKV_FN fkv_u32 sd_line_place(fkv_u32 line) { return FKV_K_BITS < 4 ? line % SD_UNITS * 4 + line / SD_UNITS : line; }
+
 /* Starts copying a page's {scales, biases} for the channels of this warp to the warp's shared memory. */
 FKV_FN void sd_copy_lines(FKV_SHARED fkv_u32 *lines, const fkv_u8 *block, dc_place at) {
     constexpr fkv_u32 lanes = DC_SLAB / 8;
     if (at.lane >= 2 * lanes) return;
     const fkv_u8 *part = block + (at.lane < lanes ? FKV_K_SCALES : FKV_K_BIASES);
-    fkv_async_copy16(lines + at.lane * 4, part + at.slab * (DC_SLAB * 2) + at.lane % lanes * 16);
+    fkv_u32 place = FKV_K_BITS < 4 ? at.lane / lanes * lanes + sd_line_place(at.lane % lanes) : at.lane;
+    fkv_async_copy16(lines + place * 4, part + at.slab * (DC_SLAB * 2) + at.lane % lanes * 16);
 }
 
 /* ---- query scaling ---- */
