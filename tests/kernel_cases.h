@@ -86,6 +86,9 @@ static const attn_case kernel_cases[] = {
     {{5, 1, 512, 64}, 1, 16, 100, 20, 30, FKV_ROTATE_K, FKV_BF16, FKV_F32, true, 2, {{150, 1}, {14, 8}}, .sinks = 2},
     {{20, 1, 512, 64}, 1, 128, 0, 0, 0, FKV_ROTATE_K, FKV_F16, FKV_F32, true, 2, {{140, 1}, {60, 4}}},
     {{72, 1, 512, 64}, 1, 32, 0, 0, 0, FKV_ROTATE_NONE, FKV_BF16, FKV_BF16, false, 1, {{40, 1}}},
+    /* calibrated keys: averages of 4 and 3 bits, two KV heads with different channel orders, open pages with 8 and 16 bits */
+    {{4, 2, 64}, 22, 64, 0, 0, 0, FKV_ROTATE_V, FKV_F16, FKV_F32, true, 2, {{330, 1}, {61, 5}}, .opens = true},
+    {{10, 2, 80}, 23, 16, 40, 3, 0, FKV_ROTATE_V, FKV_BF16, FKV_F16, true, 2, {{140, 1}, {126, 4}}, .opens = true},
 };
 enum { N_KERNEL_CASES = sizeof kernel_cases / sizeof kernel_cases[0] };
 
