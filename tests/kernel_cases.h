@@ -93,6 +93,9 @@ static const attn_case kernel_cases[] = {
     {{8, 1, 64}, 19, 64, 0, 0, 0, FKV_ROTATE_NONE, FKV_F16, FKV_F16, true, 1, {{400, 1}}, .opens = true},
     {{2, 1, 64}, 22, 64, 0, 0, 0, FKV_ROTATE_V, FKV_F16, FKV_F32, true, 1, {{400, 2}}, .opens = true},
     {{3, 1, 80}, 19, 64, 0, 0, 0, FKV_ROTATE_V, FKV_F16, FKV_F32, true, 1, {{400, 1}}, .opens = true},
+    /* calibrated keys: averages of 4 and 3 bits, two KV heads with different channel orders, open pages with 8 and 16 bits */
+    {{4, 2, 64}, 23, 64, 0, 0, 0, FKV_ROTATE_V, FKV_F16, FKV_F32, true, 2, {{330, 1}, {61, 5}}, .opens = true},
+    {{10, 2, 80}, 24, 16, 40, 3, 0, FKV_ROTATE_V, FKV_BF16, FKV_F16, true, 2, {{140, 1}, {126, 4}}, .opens = true},
 };
 enum { N_KERNEL_CASES = sizeof kernel_cases / sizeof kernel_cases[0] };
 

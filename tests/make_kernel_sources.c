@@ -89,7 +89,9 @@ static void put_hopper_prefill(FILE *file, const fkv_attn_layer *layer) {
         put_warpgroup_prefill(file, layer);
     } else {
         fputs(fkv_kernel_file_prefill_plain, file);
-        fputs("#undef FKV_WARP_ROWS\n#undef FKV_PREFILL_WARPS\n#undef FKV_WARP_WORDS\n#undef FKV_PREFILL_SHARED\n", file);
+        fputs(
+            "#undef FKV_WARP_ROWS\n#undef FKV_PREFILL_WARPS\n#undef FKV_OPEN_QUERIES\n#undef FKV_WARP_WORDS\n#undef FKV_PREFILL_SHARED\n",
+            file);
     }
     fputs(fkv_kernel_file_copy_decoded, file);
 }
@@ -125,7 +127,7 @@ static void put_variants(FILE *file, uint32_t i, const fkv_attn_layer *layer) {
 }
 
 static const char *host_type_of(const char *name) {
-    static const char *const words[] = {"table", "pairs", "where", "done", "counters"};
+    static const char *const words[] = {"orders", "table", "pairs", "where", "done", "counters"};
     for (size_t i = 0; i < sizeof words / sizeof words[0]; i++)
         if (strcmp(name, words[i]) == 0) return "fkv_u32";
     if (strcmp(name, "parts") == 0 || strcmp(name, "sink_logits") == 0) return "float";
@@ -140,7 +142,7 @@ static bool is_ordering_input(const char *name) {
 
 /* Writes the part of the entry function that runs one kernel. number: a value of fkv_kernel, or the number of an additional
  * kernel in kernel_cases.h. */
-static void put_entry(FILE *file, int number, bool sealed) {
+static void put_entry(FILE *file, int number, const fkv_attn_layer *layer) {
     static const char *const metal[N_KERNEL_ENTRIES] = {
         [KERNEL_SIMDGROUP_DECODE] = "auto fkv_attend_decode = simdgroup::fkv_attend_decode;\n",
         [KERNEL_SIMDGROUP_PREFILL] = "auto fkv_attend_prefill = simdgroup::fkv_attend_prefill;\n",
@@ -149,10 +151,10 @@ static void put_entry(FILE *file, int number, bool sealed) {
     fkv_kernel kernel = number < FKV_N_KERNELS              ? (fkv_kernel)number
                         : number == KERNEL_SIMDGROUP_DECODE ? FKV_KERNEL_DECODE
                                                             : FKV_KERNEL_PREFILL;
-    const char *const *inputs = fkv_kernel_inputs(kernel, sealed);
+    const char *const *inputs = fkv_kernel_inputs(kernel, layer);
     fprintf(file, "if (kernel == %d) fkv_host_run(grid, n_threads, [=](fkv_place place) {\n", number);
     if (metal[number] != NULL) fputs(metal[number], file);
-    if (number == KERNEL_SIMDGROUP_DECODE && sealed)
+    if (number == KERNEL_SIMDGROUP_DECODE && layer->sealed)
         fputs("namespace opened = simdgroup::opened;\nauto fkv_split_at = ::fkv_split_at<FKV_ITEM_ROWS>;\n", file);
     int n_inputs = 0;
     for (int k = 0; inputs[k] != NULL && !is_ordering_input(inputs[k]); k++, n_inputs++) {
@@ -162,7 +164,8 @@ static void put_entry(FILE *file, int number, bool sealed) {
     if (kernel == FKV_KERNEL_DECODE_MERGE) fprintf(file, "float *parts = (float *)in[%d];\n", n_inputs);
     const char *output = fkv_kernel_outputs(kernel)[0];
     const char *type = host_type_of(output);
-    fprintf(file, "%s *%s = (%s *)result;\n%s});\n", type, output, type, fkv_kernel_source(FKV_KERNEL_HOST, kernel, sealed));
+    fprintf(file, "%s *%s = (%s *)result;\n%s});\n", type, output, type,
+            fkv_kernel_source(FKV_KERNEL_HOST, kernel, layer->sealed));
 }
 
 static bool is_decode(int kernel) {
@@ -186,7 +189,7 @@ static void write_host(const char *folder, uint32_t i, const fkv_attn_layer *lay
             "void *result) {\n",
             i, alone ? "_alone" : "");
     for (int number = 0; number < N_KERNEL_ENTRIES; number++)
-        if (alone ? is_decode(number) : kernel_case_has(i, number)) put_entry(file, number, layer->sealed);
+        if (alone ? is_decode(number) : kernel_case_has(i, number)) put_entry(file, number, layer);
     fputs("}\n", file);
     fclose(file);
 }
@@ -216,7 +219,7 @@ static void write_device(const char *folder, uint32_t i, fkv_kernel_device devic
             fputs("#undef FKV_SHARED_ARRAY\n#define FKV_SHARED_ARRAY(type, name, n) static threadgroup type name[n]\n", file);
         fprintf(file, "%s void custom_kernel(\n", metal ? "kernel" : "__global__");
         const char *space = metal ? "device " : "";
-        for (const char *const *name = fkv_kernel_inputs((fkv_kernel)kernel, layer->sealed); *name != NULL; name++)
+        for (const char *const *name = fkv_kernel_inputs((fkv_kernel)kernel, layer); *name != NULL; name++)
             fprintf(file, "    const %s%s *%s,\n", space, type_of(*name, layer->row_type, device), *name);
         const char *const *output = fkv_kernel_outputs((fkv_kernel)kernel);
         if (output[1] != NULL) fprintf(file, "    %s%s *%s,\n", space, type_of(output[1], layer->row_type, device), output[1]);

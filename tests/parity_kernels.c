@@ -25,7 +25,8 @@ static const double KERNEL_TOLERANCE = 1e-3;
     FIRST_CASES(x)                                                                                                               \
     x(3) x(4) x(5) x(6) x(7) x(8) x(9) x(10) x(11) x(12) x(13) x(14) x(15) x(16) x(17) x(18) x(19) x(20) x(21) x(22) x(23) x(24) \
         x(25) x(26) x(27) x(28) x(29) x(30) x(31) x(32) x(33) x(34) x(35) x(36) x(37) x(38) x(39) x(40) x(41) x(42) x(43) x(44)  \
-            x(45) x(46) x(47) x(48) x(49) x(50) x(51) x(52) x(53) x(54) x(55) x(56) x(57) x(58) x(59) x(60) x(61) x(62) x(63)
+            x(45) x(46) x(47) x(48) x(49) x(50) x(51) x(52) x(53) x(54) x(55) x(56) x(57) x(58) x(59) x(60) x(61) x(62) x(63)    \
+                x(64) x(65)
 #else
 #define EACH_CASE(x) FIRST_CASES(x)
 #endif
@@ -172,6 +173,25 @@ static void check_reference(const answer *a, const char *name) {
     free(got);
 }
 
+enum { MAX_INPUTS = 8 };
+
+/* Runs a kernel that reads or seals pages. If the keys are calibrated, the first input is the channel orders of the KV heads,
+ * which precede the inputs in `in`. */
+static void run(kernel_entry *entry, const fkv_attn_layer *layer, int kernel, const uint32_t grid[3], uint32_t n_threads,
+                const void *const in[MAX_INPUTS], void *out) {
+    const void *inputs[1 + MAX_INPUTS];
+    if (!layer->calibrated) {
+        entry(kernel, grid, n_threads, in, out);
+        return;
+    }
+    uint32_t *orders = allocate((size_t)layer->n_kv_heads * fkv_kernel_order_words(layer) * sizeof *orders);
+    fkv_kernel_orders(layer, orders);
+    inputs[0] = orders;
+    memcpy(inputs + 1, in, MAX_INPUTS * sizeof *in);
+    entry(kernel, grid, n_threads, inputs, out);
+    free(orders);
+}
+
 /* ---- write and decode ---- */
 
 static void launch(kernel_entry *entry, const fkv_attn_layer *layer, fkv_kernel kernel, uint32_t x, uint32_t y, uint32_t z,
@@ -190,11 +210,11 @@ static void decode(kernel_entry *entry, variant v, uint32_t queries, const attn_
     memset(parts, 0xff, n * sizeof *parts);
     uint32_t rows_of_item = layer->n_q_heads / layer->n_kv_heads * table[FKV_STEP_ITEM_QUERIES];
     uint32_t chunks = fkv_ceil_div(rows_of_item, fkv_decode_rows(v.shape, layer, queries));
-    entry(v.kernel, (const uint32_t[]){table[FKV_STEP_N_SPLITS] * chunks, layer->n_kv_heads, 1},
-          fkv_kernel_threads(v.shape, FKV_KERNEL_DECODE, layer),
-          layer->sealed ? (const void *const[]){q, layer->pages, layer->open_pages, table}
-                        : (const void *const[]){q, layer->pages, table},
-          parts);
+    run(entry, layer, v.kernel, (const uint32_t[]){table[FKV_STEP_N_SPLITS] * chunks, layer->n_kv_heads, 1},
+        fkv_kernel_threads(v.shape, FKV_KERNEL_DECODE, layer),
+        layer->sealed ? (const void *const[MAX_INPUTS]){q, layer->pages, layer->open_pages, table}
+                      : (const void *const[MAX_INPUTS]){q, layer->pages, table},
+        parts);
     launch(entry, layer, FKV_KERNEL_MERGE, table[FKV_STEP_N_ITEMS], layer->n_q_heads, table[FKV_STEP_ITEM_QUERIES],
            (const void *const[]){parts, table, layer->sink_logits}, out);
     free(parts);
@@ -217,10 +237,12 @@ static void check_merge(uint32_t i, kernel_entry *entry, uint32_t queries, const
     if (counters == NULL) abort();
     memset(out, 0xff, bytes);
     memset(parts, 0xff, fkv_step_parts_floats(layer, table) * sizeof *parts);
-    launch(entry, layer, FKV_KERNEL_DECODE_MERGE, table[FKV_STEP_N_SPLITS] * chunks, layer->n_kv_heads, 1,
-           layer->sealed ? (const void *const[]){q, layer->pages, layer->open_pages, table, layer->sink_logits, counters, parts}
-                         : (const void *const[]){q, layer->pages, table, layer->sink_logits, counters, parts},
-           out);
+    run(entry, layer, FKV_KERNEL_DECODE_MERGE, (const uint32_t[]){table[FKV_STEP_N_SPLITS] * chunks, layer->n_kv_heads, 1},
+        fkv_kernel_threads(FKV_KERNEL_HOST, FKV_KERNEL_DECODE_MERGE, layer),
+        layer->sealed
+            ? (const void *const[MAX_INPUTS]){q, layer->pages, layer->open_pages, table, layer->sink_logits, counters, parts}
+            : (const void *const[MAX_INPUTS]){q, layer->pages, table, layer->sink_logits, counters, parts},
+        out);
     report(memcmp(out, expected, bytes) == 0, i, "decode with merge", "outputs differ from those of the merge kernel", 0);
     uint32_t n_left = 0;
     for (uint32_t k = 0; k < n_blocks; k++) n_left += counters[k] != 0;
@@ -274,21 +296,32 @@ static void check_write(uint32_t i, const attn_fixture *w, fkv_workers *workers)
 /* Makes a copy of the open pages in which every second page has one huge key of the first head. Seals the copy with the codec. */
 static fkv_attn_layer seal_huge_keys(const attn_fixture *w, uint32_t n_pages) {
     fkv_attn_layer layer = w->layer;
-    size_t run = (size_t)layer.n_kv_heads * layer.open.bytes;
-    layer.open_pages = allocate(n_pages * run);
+    size_t open_bytes = (size_t)layer.n_kv_heads * layer.open.bytes;
+    layer.open_pages = allocate(n_pages * open_bytes);
     layer.pages = allocate((size_t)n_pages * layer.n_kv_heads * layer.block.bytes);
-    memcpy(layer.open_pages, w->layer.open_pages, n_pages * run);
+    memcpy(layer.open_pages, w->layer.open_pages, n_pages * open_bytes);
     for (uint32_t page = 0; page < n_pages; page++) {
         float x[FKV_MAX_HEAD_DIM];
         uint8_t *part[FKV_N_PARTS];
         for (uint32_t d = 0; d < layer.head_dim; d++) x[d] = d % 3 == 0 ? -3e4f : 1e3f * (float)(d % 5);
-        fkv_block_row(&layer.open, layer.open_pages + page * run, FKV_SIDE_K, 5, part);
+        fkv_block_row(&layer.open, layer.open_pages + page * open_bytes, FKV_SIDE_K, 5, part);
         if (page % 2 == 0) fkv_codec_encode(&layer.open.codec[FKV_SIDE_K], x, part);
         for (uint32_t head = 0; head < layer.n_kv_heads; head++)
-            fkv_seal_block(&layer.open, layer.open_pages + page * run + head * (size_t)layer.open.bytes, &layer.block,
+            fkv_seal_block(&layer.open, layer.open_pages + page * open_bytes + head * (size_t)layer.open.bytes,
+                           fkv_attn_head_block(&layer, head),
                            layer.pages + ((size_t)page * layer.n_kv_heads + head) * layer.block.bytes);
     }
     return layer;
+}
+
+/* Returns the number of parts (codes, scales or biases of K or V) in which two blocks differ. */
+static size_t count_other_parts(const fkv_block *block, const uint8_t *one, const uint8_t *other) {
+    size_t n = 0;
+    for (int side = 0; side < FKV_N_SIDES; side++)
+        for (int part = 0; part < FKV_N_PARTS; part++)
+            n += memcmp(one + block->offset[side][part], other + block->offset[side][part],
+                        fkv_codec_part_bytes(&block->codec[side], (fkv_part)part, block->page_tokens)) != 0;
+    return n;
 }
 
 /* Checks that the kernel seals the pages that the step has filled, and that the sealed bytes equal those of the codec. */
@@ -297,7 +330,7 @@ static void check_seal(uint32_t i, const attn_fixture *w, bool huge) {
     for (uint32_t r = 0; r < w->c.n_rows; r++) n_all += w->rows[r].view.n_fixed;
     const fkv_attn_layer changed = huge ? seal_huge_keys(w, n_all) : w->layer;
     const fkv_attn_layer *layer = &changed;
-    size_t run = (size_t)layer->n_kv_heads * layer->block.bytes;
+    size_t page_bytes = (size_t)layer->n_kv_heads * layer->block.bytes;
     fkv_attn_row rows[MAX_MIX];
     uint32_t n_pages = 0;
     for (uint32_t r = 0; r < w->c.n_rows; r++) {
@@ -306,30 +339,24 @@ static void check_seal(uint32_t i, const attn_fixture *w, bool huge) {
         rows[r].start = 0;
         n_pages += rows[r].view.n_fixed;
     }
-    uint8_t *pages = allocate(n_pages * run);
-    memset(pages, 0, n_pages * run);
+    uint8_t *pages = allocate(n_pages * page_bytes);
+    memset(pages, 0, n_pages * page_bytes);
     uint32_t *table = table_of(layer, 64, rows, w->c.n_rows);
     uint32_t ticket[1] = {0};
-    launch(entries[i], layer, FKV_KERNEL_SEAL, table[FKV_STEP_N_SEALS], layer->n_kv_heads, 2,
-           (const void *const[]){layer->open_pages, pages, table}, ticket);
+    run(entries[i], layer, FKV_KERNEL_SEAL, (const uint32_t[]){table[FKV_STEP_N_SEALS], layer->n_kv_heads, FKV_N_SIDES},
+        fkv_kernel_threads(FKV_KERNEL_HOST, FKV_KERNEL_SEAL, layer),
+        (const void *const[MAX_INPUTS]){layer->open_pages, pages, table}, ticket);
     size_t differ = 0;
     uint32_t n_sealed = 0;
     for (uint32_t r = 0; r < w->c.n_rows; r++) {
         for (uint32_t page = 1; page < rows[r].n_tokens / layer->block.page_tokens; page++, n_sealed++) {
-            const size_t at = fkv_page_at(rows[r].view, page) * run;
-            for (uint32_t token = 0; token < layer->block.page_tokens; token++) {
-                for (uint32_t head = 0; head < layer->n_kv_heads * FKV_N_SIDES; head++) {
-                    float one[FKV_MAX_HEAD_DIM];
-                    float other[FKV_MAX_HEAD_DIM];
-                    size_t block = at + (size_t)head / FKV_N_SIDES * layer->block.bytes;
-                    fkv_block_decode(&layer->block, layer->pages + block, (fkv_side)(head % FKV_N_SIDES), token, one);
-                    fkv_block_decode(&layer->block, pages + block, (fkv_side)(head % FKV_N_SIDES), token, other);
-                    differ += memcmp(one, other, layer->head_dim * sizeof *one) != 0;
-                }
-            }
+            const size_t at = fkv_page_at(rows[r].view, page) * page_bytes;
+            for (uint32_t head = 0; head < layer->n_kv_heads; head++)
+                differ += count_other_parts(&layer->block, layer->pages + at + (size_t)head * layer->block.bytes,
+                                            pages + at + (size_t)head * layer->block.bytes);
         }
     }
-    report(differ == 0, i, "seal", "rows differ from the codec's", (double)differ);
+    report(differ == 0, i, "seal", "codes, scales or biases differ from the codec's", (double)differ);
     report(n_sealed == table[FKV_STEP_N_SEALS] && n_sealed > 0 && ticket[0] != 0, i, "seal", "pages were not sealed", n_sealed);
     free(table);
     table = table_of(layer, 64, w->rows, w->c.n_rows);
@@ -417,10 +444,11 @@ static void prefill(uint32_t i, variant v, const fkv_attn_layer *layer, const fk
     uint64_t ring_bytes = fkv_prefill_ring_bytes(FKV_KERNEL_HOST, layer);
     uint32_t *ring = calloc(1, ring_bytes + 1);
     if (ring == NULL) abort();
-    entries[i](kernel, grid, fkv_kernel_threads(v.shape, FKV_KERNEL_PREFILL, layer),
-               layer->sealed ? (const void *const[]){q, layer->pages, layer->open_pages, ring, table, layer->sink_logits, decoded}
-                             : (const void *const[]){q, layer->pages, table, layer->sink_logits, decoded},
-               out);
+    run(entries[i], layer, kernel, grid, fkv_kernel_threads(v.shape, FKV_KERNEL_PREFILL, layer),
+        layer->sealed
+            ? (const void *const[MAX_INPUTS]){q, layer->pages, layer->open_pages, ring, table, layer->sink_logits, decoded}
+            : (const void *const[MAX_INPUTS]){q, layer->pages, table, layer->sink_logits, decoded},
+        out);
     if (ring_bytes > 0) {
         bool waited = ring[FKV_PREFILL_BACKOFF_WORD] != 0;
         ring[FKV_PREFILL_BACKOFF_WORD] = 0;

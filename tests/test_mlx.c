@@ -6,6 +6,7 @@
  * byte-identical.
  */
 #include "attn_cases.h"
+#include "channel_bits.h"
 #include "relative_l2.h"
 #include "sanitized.h"
 #include "test.h"
@@ -24,11 +25,16 @@ enum { LAYERS = 2, Q_HEADS = 4, KV_HEADS = 2, DIM = 64, MAX_STEP = 128, MAX_TOKE
 static const double DEVICE_TOLERANCE = 1e-3; /* tolerance for float sums that MLX adds in a different order than the host */
 
 /* Codecs of the layer sets, in order: affine and 16-bit; sealed; sealed with 4 bits, for which GPUs have additional kernels;
- * TurboQuant. */
-typedef enum { AFFINE, SEALED, SEALED_4, TURBO, N_LAYER_SETS } layer_set;
+ * calibrated keys; TurboQuant. */
+typedef enum { AFFINE, SEALED, SEALED_4, CALIBRATED, TURBO, N_LAYER_SETS } layer_set;
 
 #define SEALED_SIDES(k_bits, v_bits) .k = {k_bits, 0, FKV_CODEC_SEALED}, .v = {v_bits, 0, FKV_CODEC_SEALED_V}
+#define CALIBRATED_SIDES(layer, average)                                                                                         \
+    .k = {average, 0, FKV_CODEC_CALIBRATED}, .v = {average, 0, FKV_CODEC_SEALED_V}, .channel_bits = channel_bits[layer]
 #define TURBO_SIDES(k_bits, v_bits) .k = {k_bits, 0, FKV_CODEC_TURBO}, .v = {v_bits, 0, FKV_CODEC_TURBO}
+
+/* bit widths of calibrated keys, for each channel of each KV head */
+static uint8_t channel_bits[LAYERS][KV_HEADS * DIM];
 
 static fkv_config config_of(layer_set set, uint32_t max_tokens, uint32_t max_seqs) {
     static const fkv_layer_config layers[N_LAYER_SETS][LAYERS] = {
@@ -38,9 +44,15 @@ static fkv_config config_of(layer_set set, uint32_t max_tokens, uint32_t max_seq
          {.n_q_heads = Q_HEADS, .n_kv_heads = KV_HEADS, .head_dim = DIM, .window = 40, .n_sinks = 3, SEALED_SIDES(3, 4)}},
         {{.n_q_heads = Q_HEADS, .n_kv_heads = KV_HEADS, .head_dim = DIM, SEALED_SIDES(4, 4)},
          {.n_q_heads = Q_HEADS, .n_kv_heads = KV_HEADS, .head_dim = DIM, .window = 40, .n_sinks = 3, SEALED_SIDES(4, 4)}},
+        {{.n_q_heads = Q_HEADS, .n_kv_heads = KV_HEADS, .head_dim = DIM, CALIBRATED_SIDES(0, 4)},
+         {.n_q_heads = Q_HEADS, .n_kv_heads = KV_HEADS, .head_dim = DIM, .window = 40, .n_sinks = 3, CALIBRATED_SIDES(1, 3)}},
         {{.n_q_heads = Q_HEADS, .n_kv_heads = KV_HEADS, .head_dim = DIM, TURBO_SIDES(3, 4)},
          {.n_q_heads = Q_HEADS, .n_kv_heads = KV_HEADS, .head_dim = DIM, .window = 40, .n_sinks = 3, TURBO_SIDES(2, 2)}},
     };
+    uint64_t random = 23;
+    for (uint32_t layer = 0; layer < LAYERS; layer++)
+        for (uint32_t head = 0; head < KV_HEADS; head++)
+            channel_bits_random(&random, DIM, layer == 0 ? 4 : 3, channel_bits[layer] + (size_t)head * DIM);
     fkv_config config = fkv_config_default();
     config.n_layers = LAYERS;
     config.layers = layers[set];
@@ -527,7 +539,7 @@ START_TEST(fetched_rows_are_the_written_rows_of_each_sequence) {
         ck_ok(fkv_mlx_write(step, 0, k, v));
         ck_assert_int_eq(fkv_mlx_fetch(step, 0, 2, &k, &v), FKV_BAD_ARGUMENT);
         ck_assert_int_eq(fkv_mlx_fetch(step, 0, 0, &k, NULL), FKV_BAD_ARGUMENT);
-        const bool is_sealed = set == SEALED || set == SEALED_4;
+        const bool is_sealed = set >= SEALED && set <= CALIBRATED;
         for (uint32_t row = 0; row < 2 && !is_sealed; row++) {
             const pair_seq *seq = row == 0 ? &a : &b;
             ck_ok(fkv_mlx_fetch(step, 0, row, &k, &v));

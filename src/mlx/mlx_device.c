@@ -76,18 +76,13 @@ static fkv_status choose_way(fkv_mlx_state *mlx, fkv_mlx_way wanted) {
     FKV_TRY(is_gpu_stream(mlx->stream, &is_gpu));
     FKV_TRY(fkv_mlx_check(mlx_metal_is_available(&has_metal), "querying Metal"));
     mlx->kernels_for = has_metal ? FKV_KERNEL_METAL : FKV_KERNEL_CUDA;
-    bool calibrated = false;
     bool supported = true;
-    for (uint32_t l = 0; l < mlx->n_layers; l++) {
-        calibrated |= mlx->layers[l].attn->calibrated;
+    for (uint32_t l = 0; l < mlx->n_layers; l++)
         supported &= is_state(mlx->layers[l].attn) || fkv_kernels_support(mlx->kernels_for, mlx->layers[l].attn);
-    }
     FKV_REQUIRE(
-        supported || calibrated || wanted != FKV_MLX_FUSED, FKV_UNSUPPORTED,
+        supported || wanted != FKV_MLX_FUSED, FKV_UNSUPPORTED,
         "the fused kernels support latent layers only on CUDA, with unsealed rows of 16, 8, 4 or 2 bits, up to 512 latent channels "
         "in multiples of 64, and at most half as many RoPE channels: choose FKV_MLX_PLAIN or FKV_MLX_AUTO");
-    FKV_REQUIRE(!calibrated || wanted != FKV_MLX_FUSED, FKV_UNSUPPORTED,
-                "the fused kernels do not support calibrated keys: choose FKV_MLX_PLAIN or FKV_MLX_AUTO, or sealed keys (s4/s4)");
     FKV_REQUIRE(is_gpu || wanted != FKV_MLX_FUSED, FKV_UNSUPPORTED,
                 "the fused kernels need a GPU stream but the stream is on the CPU: choose FKV_MLX_PLAIN or FKV_MLX_AUTO");
     mlx->way = is_gpu && wanted != FKV_MLX_PLAIN && supported ? FKV_MLX_FUSED : FKV_MLX_PLAIN;
@@ -184,8 +179,9 @@ static mlx_array sink_logits_of(fkv_mlx_graph *g, const fkv_attn_layer *attn) {
     return fkv_mlx_slice_update(g, zeroes, given, FKV_MLX_SHAPE(0), FKV_MLX_SHAPE((int)attn->n_q_heads));
 }
 
-static void open_layer(fkv_mlx_graph *g, fkv_mlx_layer *layer, uint32_t n_pages) {
+static void open_layer(fkv_mlx_state *mlx, fkv_mlx_layer *layer, uint32_t n_pages) {
     const fkv_attn_layer *attn = layer->attn;
+    fkv_mlx_graph *g = &mlx->graph;
     if (layer->states != NULL) {
         fkv_mlx_states_open(g, layer);
         return;
@@ -197,7 +193,8 @@ static void open_layer(fkv_mlx_graph *g, fkv_mlx_layer *layer, uint32_t n_pages)
     fkv_mlx_keep(g, &layer->sink_logits, sink_logits_of(g, attn));
     if (attn->rotate_k != NULL) fkv_mlx_keep(g, &layer->signs[FKV_SIDE_K], signs_of(g, attn->rotate_k));
     if (attn->rotate_v != NULL) fkv_mlx_keep(g, &layer->signs[FKV_SIDE_V], signs_of(g, attn->rotate_v));
-    if (attn->calibrated && layer->block == &attn->block) fkv_mlx_channels_open(g, attn, &layer->channels);
+    if (mlx->way == FKV_MLX_PLAIN && attn->calibrated && layer->block == &attn->block)
+        fkv_mlx_channels_open(g, attn, &layer->channels);
 }
 
 static void close_channels(fkv_mlx_channels *c) {
@@ -273,6 +270,7 @@ static void mlx_close(void *state) {
         release_array(&mlx->layers[l].dependency);
         release_array(&mlx->layers[l].pool_start);
         release_array(&mlx->layers[l].counters);
+        release_array(&mlx->layers[l].orders);
         release_array(&mlx->layers[l].pool);
         release_array(&mlx->layers[l].sink_logits);
         close_channels(&mlx->layers[l].channels);
@@ -301,7 +299,7 @@ static fkv_status mlx_open(const fkv_device_place *place) {
     mlx->graph.failed = status != FKV_OK;
     open_constants(&mlx->graph, &mlx->constants, place->config->page_type);
     for (uint32_t l = 0; l < slab->n_layers; l++) {
-        open_layer(&mlx->graph, &mlx->layers[l], slab->group_pages[mlx->layers[l].group]);
+        open_layer(mlx, &mlx->layers[l], slab->group_pages[mlx->layers[l].group]);
         if (mlx->way == FKV_MLX_FUSED && mlx->layers[l].states == NULL) fkv_mlx_fused_open(mlx, l);
         if (mlx->layers[l].states != NULL) mlx->layers[l].table_of = NO_TABLE;
         fkv_mlx_graph_release(&mlx->graph, 0);

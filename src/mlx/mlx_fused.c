@@ -46,7 +46,7 @@ static fkv_status open_kernel(const fkv_mlx_state *mlx, const fkv_attn_layer *la
                                         .header = as_file ? line : header,
                                         .source = fkv_kernel_source(mlx->kernels_for, which, layer->sealed),
                                         .shared_bytes = (int)fkv_kernel_shared_bytes(mlx->kernels_for, which, layer, decode_rows),
-                                        .inputs = fkv_kernel_inputs(which, layer->sealed),
+                                        .inputs = fkv_kernel_inputs(which, layer),
                                         .outputs = fkv_kernel_outputs(which)};
     fkv_status status = fkv_mlx_kernel_open(kernel, mlx->kernels_for == FKV_KERNEL_METAL, &text);
     free(header);
@@ -66,6 +66,7 @@ static fkv_mlx_kernel *kernel_for(fkv_mlx_state *mlx, const fkv_mlx_layer *layer
     shape.row_type = rows;
     shape.block = *layer->block; /* kernels treat the pool of open pages as a separate layer */
     shape.sealed = layer->open != NULL;
+    shape.calibrated = layer->orders.ctx != NULL;
     if (open_kernel(mlx, &shape, which, decode_rows, kernel) != FKV_OK) mlx->graph.failed = true;
     return kernel;
 }
@@ -118,6 +119,22 @@ static void open_ring(fkv_mlx_state *mlx, const fkv_mlx_layer *layer) {
     fkv_mlx_keep(g, &mlx->ring_dependency, first_dependency(g));
 }
 
+/* Creates the channel orders of a layer with calibrated keys. Kernels read a copy in device memory, because arrays written by the
+ * host are in managed memory on CUDA. */
+static void open_orders(fkv_mlx_state *mlx, fkv_mlx_layer *layer) {
+    fkv_mlx_graph *g = &mlx->graph;
+    const uint32_t n = layer->attn->n_kv_heads * fkv_kernel_order_words(layer->attn);
+    uint32_t *words = malloc(n * sizeof *words);
+    if (words == NULL) g->failed = true;
+    if (g->failed) return;
+    fkv_kernel_orders(layer->attn, words);
+    const mlx_array written = fkv_mlx_adopt(g, mlx_array_new_data(words, (const int[]){(int)n}, 1, MLX_UINT32));
+    const mlx_array orders = fkv_mlx_fresh(g, written, mlx->constants.zero_u32);
+    free(words);
+    fkv_mlx_eval_one(g, orders);
+    fkv_mlx_keep(g, &layer->orders, orders);
+}
+
 void fkv_mlx_fused_open(fkv_mlx_state *mlx, uint32_t l) {
     fkv_mlx_layer *layer = &mlx->layers[l];
     layer->cut = fkv_step_plan_of(layer->attn, fkv_prefill_queries(mlx->kernels_for, layer->attn));
@@ -129,6 +146,7 @@ void fkv_mlx_fused_open(fkv_mlx_state *mlx, uint32_t l) {
     fkv_mlx_graph *g = &mlx->graph;
     fkv_mlx_keep(g, &layer->dependency, first_dependency(g));
     if (layer->open != NULL) open_ring(mlx, layer);
+    if (layer->open != NULL && layer->attn->calibrated) open_orders(mlx, layer);
     if (l < mlx->n_layers && mlx->kernels_for == FKV_KERNEL_CUDA) {
         const mlx_array counters = fkv_mlx_zeros(g, FKV_MLX_SHAPE(FKV_MERGE_COUNTERS), MLX_UINT32);
         fkv_mlx_eval_one(g, counters);
@@ -185,6 +203,21 @@ static void keep_dependency(fkv_mlx_graph *g, fkv_mlx_layer *layer, mlx_array de
     if (layer->open != NULL) fkv_mlx_keep(g, &layer->open->dependency, dependency);
 }
 
+/* Collects the inputs of a kernel in the order of fkv_kernel_inputs(). */
+typedef struct kernel_inputs {
+    mlx_array at[FKV_MLX_KERNEL_INPUTS];
+    uint32_t n;
+} kernel_inputs;
+
+static void add_kernel_input(kernel_inputs *to, mlx_array a) { to->at[to->n++] = a; }
+
+/* Starts the inputs of a kernel that reads or seals pages. If the keys are calibrated, the channel orders come first. */
+static kernel_inputs page_inputs(const fkv_mlx_layer *layer) {
+    kernel_inputs inputs = {.n = 0};
+    if (layer->orders.ctx != NULL) add_kernel_input(&inputs, layer->orders);
+    return inputs;
+}
+
 /* ---- write ---- */
 
 static const fkv_mlx_launch DEPENDENCY = {.out_shape = {1, {DEPENDENCY_WORDS}}, .out_type = MLX_UINT32};
@@ -200,9 +233,13 @@ static void seal(fkv_mlx_state *mlx, fkv_mlx_layer *layer) {
     launch.blocks[0] = shared->header[FKV_STEP_N_SEALS];
     launch.blocks[1] = layer->attn->n_kv_heads;
     launch.blocks[2] = FKV_N_SIDES;
-    const mlx_array inputs[] = {layer->open->pool_start, layer->pool_start, shared->table, layer->dependency,
-                                layer->open->dependency};
-    keep_dependency(g, layer, fkv_mlx_kernel_apply(g, kernel, &launch, inputs, NULL));
+    kernel_inputs inputs = page_inputs(layer);
+    add_kernel_input(&inputs, layer->open->pool_start);
+    add_kernel_input(&inputs, layer->pool_start);
+    add_kernel_input(&inputs, shared->table);
+    add_kernel_input(&inputs, layer->dependency);
+    add_kernel_input(&inputs, layer->open->dependency);
+    keep_dependency(g, layer, fkv_mlx_kernel_apply(g, kernel, &launch, inputs.at, NULL));
 }
 
 fkv_status fkv_mlx_fused_write(fkv_mlx_state *mlx, fkv_mlx_layer *layer, mlx_array k, mlx_array v) {
@@ -256,18 +293,10 @@ void fkv_mlx_fused_put(fkv_mlx_state *mlx, fkv_mlx_layer *layer, uint64_t at, ui
 
 /* ---- attend ---- */
 
-/* Collects the inputs of an attention kernel in the order of fkv_kernel_inputs(). */
-typedef struct attend_inputs {
-    mlx_array at[FKV_MLX_KERNEL_INPUTS];
-    uint32_t n;
-} attend_inputs;
-
-static void add_kernel_input(attend_inputs *to, mlx_array a) { to->at[to->n++] = a; }
-
 /* Returns the inputs that decode and prefill have in common. `ring` is the ring buffer, or an empty handle if the kernel does not
  * use it. */
-static attend_inputs first_inputs(const fkv_mlx_layer *layer, mlx_array q, mlx_array ring, mlx_array table) {
-    attend_inputs inputs = {.n = 0};
+static kernel_inputs first_inputs(const fkv_mlx_layer *layer, mlx_array q, mlx_array ring, mlx_array table) {
+    kernel_inputs inputs = page_inputs(layer);
     add_kernel_input(&inputs, q);
     add_kernel_input(&inputs, layer->pool_start);
     if (layer->open != NULL) add_kernel_input(&inputs, layer->open->pool_start);
@@ -276,7 +305,7 @@ static attend_inputs first_inputs(const fkv_mlx_layer *layer, mlx_array q, mlx_a
     return inputs;
 }
 
-static void add_dependencies(const fkv_mlx_layer *layer, attend_inputs *to) {
+static void add_dependencies(const fkv_mlx_layer *layer, kernel_inputs *to) {
     if (layer->open != NULL) add_kernel_input(to, layer->open->dependency);
     add_kernel_input(to, layer->dependency);
 }
@@ -297,7 +326,7 @@ static mlx_array decode_and_merge_rows(fkv_mlx_state *mlx, fkv_mlx_layer *layer,
     launch.second_words = launch.out_shape.at[0]; /* the second output is the array of partial results */
     launch.out_shape = shape_of(layer->attn, q);
     launch.out_type = mlx_array_dtype(q);
-    attend_inputs read = first_inputs(layer, q, (mlx_array){NULL}, shared->table);
+    kernel_inputs read = first_inputs(layer, q, (mlx_array){NULL}, shared->table);
     add_kernel_input(&read, layer->sink_logits);
     add_kernel_input(&read, layer->counters);
     add_dependencies(layer, &read);
@@ -319,7 +348,7 @@ static mlx_array decode_rows(fkv_mlx_state *mlx, fkv_mlx_layer *layer, mlx_array
                                    .out_shape = FKV_MLX_SHAPE((int)fkv_step_parts_floats(attn, words)),
                                    .out_type = MLX_FLOAT32};
     if (fkv_step_merges_in_decode(mlx->kernels_for, attn, words)) return decode_and_merge_rows(mlx, layer, q, splits, rows);
-    attend_inputs read = first_inputs(layer, q, (mlx_array){NULL}, shared->table);
+    kernel_inputs read = first_inputs(layer, q, (mlx_array){NULL}, shared->table);
     add_dependencies(layer, &read);
     fkv_mlx_kernel *kernel = kernel_for(mlx, layer, FKV_KERNEL_DECODE, rows_type(q), rows);
     mlx_array parts = fkv_mlx_kernel_apply(g, kernel, &splits, read.at, NULL);
@@ -350,7 +379,7 @@ static mlx_array prefill_rows(fkv_mlx_state *mlx, fkv_mlx_layer *layer, mlx_arra
                                   .out_type = mlx_array_dtype(q),
                                   .second_words = DEPENDENCY_WORDS};
     const bool shares = layer->open != NULL;
-    attend_inputs inputs = first_inputs(layer, q, shares ? mlx->ring : (mlx_array){NULL}, shared->table);
+    kernel_inputs inputs = first_inputs(layer, q, shares ? mlx->ring : (mlx_array){NULL}, shared->table);
     add_kernel_input(&inputs, layer->sink_logits);
     if (beside) add_kernel_input(&inputs, decoded);
     if (shares) add_kernel_input(&inputs, mlx->ring_dependency);

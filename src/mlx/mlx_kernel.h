@@ -7,7 +7,7 @@
 
 #include "mlx_graph.h"
 
-enum { FKV_MLX_KERNEL_INPUTS = 10 };
+enum { FKV_MLX_KERNEL_INPUTS = 11 };
 
 typedef struct fkv_mlx_kernel {
     bool is_metal;

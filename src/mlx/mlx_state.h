@@ -62,7 +62,7 @@ struct fkv_mlx_layer {
     mlx_array pool;
     mlx_array signs[FKV_N_SIDES]; /* float32 [D]: signs (1 or -1) of the rotations of K and V; empty if there is no rotation */
     mlx_array sink_logits;        /* float32 [max(H, 8)]; zeros if the layer has no sink logits */
-    fkv_mlx_channels channels;    /* used only for sealed pages with calibrated keys */
+    fkv_mlx_channels channels;    /* used only in the plain method, for sealed pages with calibrated keys */
 
     /* state layers (mlx_states.c), which have no pool */
     mlx_array *states; /* [n_states] slots, each float32 [n_state_values]; NULL if the layer stores keys and values */
@@ -70,10 +70,12 @@ struct fkv_mlx_layer {
     uint32_t n_state_values;
 
     /* fused method */
-    mlx_array pool_start;    /* view of the first words of the pool; passed to the kernels instead of `pool` */
-    mlx_array dependency;    /* uint32 array; a kernel that takes it as input runs after all earlier accesses to the pool */
-    mlx_array counters;      /* uint32 [FKV_MERGE_COUNTERS], used by FKV_KERNEL_DECODE_MERGE; empty in pools of open pages */
-    uint32_t kind;           /* index of the first layer with the same kernels; that layer owns them */
+    mlx_array pool_start; /* view of the first words of the pool; passed to the kernels instead of `pool` */
+    mlx_array dependency; /* uint32 array; a kernel that takes it as input runs after all earlier accesses to the pool */
+    mlx_array counters;   /* uint32 [FKV_MERGE_COUNTERS], used by FKV_KERNEL_DECODE_MERGE; empty in pools of open pages */
+    mlx_array orders;     /* uint32 [G, fkv_kernel_order_words()]: channel orders of calibrated keys; empty for other keys and in
+                             pools of open pages */
+    uint32_t kind;        /* index of the first layer with the same kernels; that layer owns them */
     fkv_mlx_kernels kernels; /* empty if `kind` is the index of another layer */
     fkv_step_plan cut;
     uint32_t table_of; /* index of the first layer with the same group and `cut`; that layer owns the step table. In a state

@@ -99,7 +99,7 @@ static void emit_levels(source_buffer *w, const fkv_codec *codec) {
  */
 static void (*const emit_side_of[])(source_buffer *w, const fkv_block *block, fkv_side side) = {
     [FKV_CODEC_HALF] = emit_plain_codes,     [FKV_CODEC_AFFINE] = emit_plain_codes, [FKV_CODEC_SEALED] = emit_plain_codes,
-    [FKV_CODEC_SEALED_V] = emit_plain_codes, [FKV_CODEC_TURBO] = emit_book_codes,
+    [FKV_CODEC_SEALED_V] = emit_plain_codes, [FKV_CODEC_TURBO] = emit_book_codes,   [FKV_CODEC_CALIBRATED] = emit_plain_codes,
 };
 
 static void emit_side(source_buffer *w, const fkv_block *block, fkv_side side) {
@@ -124,6 +124,17 @@ static void emit_end_of_block(source_buffer *w) {
         emit_line(w, "#undef FKV_K_%s\n#undef FKV_V_%s\n", of_side[i], of_side[i]);
 }
 
+/* Emits the parameter of functions that need the channel order of a KV head with calibrated keys. */
+static void emit_order(source_buffer *w, const fkv_attn_layer *layer) {
+    emit_number(w, "CALIBRATED", layer->calibrated);
+    if (!layer->calibrated) {
+        emit_text(w, "#define FKV_ORDER\n#define FKV_ORDER_GIVEN\n#define FKV_HEAD_ORDER\n");
+        return;
+    }
+    emit_text(w, "#define FKV_ORDER , FKV_DEVICE const fkv_u32 *order\n#define FKV_ORDER_GIVEN , order\n");
+    emit_line(w, "#define FKV_HEAD_ORDER , orders + place.y * %uu\n", fkv_kernel_order_words(layer));
+}
+
 static void emit_layer(source_buffer *w, const fkv_attn_layer *layer) {
     emit_number(w, "D", layer->head_dim);
     emit_number(w, "ROPE", layer->rope_dim);
@@ -133,9 +144,10 @@ static void emit_layer(source_buffer *w, const fkv_attn_layer *layer) {
     emit_number(w, "SEALED", layer->sealed);
     emit_number(w, "OPEN_BLOCK_BYTES", layer->open.bytes);
     emit_number(w, "OPEN_SPAN", FKV_OPEN_SPAN);
-    emit_text(w, layer->sealed ? "#define FKV_OPEN_POOL , FKV_DEVICE const void *open, FKV_DEVICE const void *ring\n"
-                                 "#define FKV_OPEN_GIVEN , open, ring\n"
+    emit_text(w, layer->sealed ? "#define FKV_OPEN_POOL , FKV_DEVICE const void *open, FKV_DEVICE const void *ring FKV_ORDER\n"
+                                 "#define FKV_OPEN_GIVEN , open, ring FKV_ORDER_GIVEN\n"
                                : "#define FKV_OPEN_POOL\n#define FKV_OPEN_GIVEN\n");
+    emit_order(w, layer);
     emit_number(w, "WINDOW", layer->window);
     emit_number(w, "SINKS", layer->window != 0 ? layer->n_sinks : 0);
     emit_bits(w, "SCALE_BITS", layer->scale);
@@ -166,6 +178,7 @@ static bool is_kind(const fkv_attn_layer *layer, fkv_codec_kind kind) {
 /* Returns true if decode of this layer uses decode_sealed.h for sealed pages. If V has 4 bits, K must also have 4 bits. A page
  * must have at least 32 tokens. */
 static bool has_sealed_mma(const fkv_attn_layer *layer) {
+    if (layer->calibrated) return false; /* the plain loops read calibrated keys */
     const fkv_codec *codec = layer->block.codec;
     return layer->sealed && codec[FKV_SIDE_V].kind == FKV_CODEC_SEALED_V &&
            (codec[FKV_SIDE_K].bits == 4 || codec[FKV_SIDE_V].bits < 4) && layer->block.page_tokens >= 2 * FKV_SEALED_TOKENS;
@@ -201,7 +214,6 @@ bool fkv_prefill_has_warpgroups(const fkv_attn_layer *layer) {
 enum { LATENT_SLAB = 64, LATENT_TILE = 32, LATENT_STAGES = 3, LATENT_ROWS = 16, LATENT_WARPS = 16, ROPE_STEP = 16 };
 
 bool fkv_kernels_support(fkv_kernel_device device, const fkv_attn_layer *layer) {
-    if (layer->calibrated) return false;
     if (!is_latent(layer)) return true;
     const uint32_t warps = layer->head_dim / LATENT_SLAB;
     return device != FKV_KERNEL_METAL && !layer->sealed && !is_kind(layer, FKV_CODEC_TURBO) &&
@@ -462,10 +474,12 @@ uint32_t fkv_decode_blocks(const fkv_attn_layer *layer, uint32_t decode_rows) {
     return fkv_max_u32(1, warps * WARP / decode_threads(FKV_KERNEL_CUDA, layer));
 }
 
-/* Emits rows.h and, for decode and prefill, chunks.h. */
-static void emit_rows(source_buffer *w, fkv_kernel kernel) {
+/* Emits rows.h and, for decode and prefill, the files that read chunks of packed pages. */
+static void emit_rows(source_buffer *w, fkv_kernel kernel, const fkv_attn_layer *layer) {
     emit_text(w, fkv_kernel_file_rows);
-    if (is_decode(kernel) || is_prefill(kernel)) emit_text(w, fkv_kernel_file_chunks);
+    if (!is_decode(kernel) && !is_prefill(kernel)) return;
+    emit_text(w, fkv_kernel_file_chunks);
+    if (layer->calibrated) emit_text(w, fkv_kernel_file_calibrated_keys);
 }
 
 /* Returns true if the kernel uses simdgroup matrices. Such a kernel reads both the open and the sealed pages of a layer. */
@@ -489,7 +503,7 @@ static void emit_form(source_buffer *w, fkv_kernel_device device, fkv_kernel ker
 static void emit_sealed(source_buffer *w, fkv_kernel_device device, fkv_kernel kernel, const fkv_attn_layer *layer) {
     emit_block(w, &layer->open, true);
     emit_text(w, "namespace opened {\n");
-    emit_rows(w, kernel);
+    emit_rows(w, kernel, layer);
     emit_text(w, "}\n");
     emit_text(w, fkv_kernel_file_plain_rows);
     emit_text(w, "namespace opened {\n");
@@ -497,7 +511,7 @@ static void emit_sealed(source_buffer *w, fkv_kernel_device device, fkv_kernel k
     emit_text(w, "}\n");
     emit_end_of_block(w);
     emit_block(w, &layer->block, layer->window != 0);
-    emit_rows(w, kernel);
+    emit_rows(w, kernel, layer);
     emit_form(w, device, kernel, layer, false);
     if (in_simdgroups(device, kernel, layer)) {
         emit_simdgroups(w, is_prefill(kernel) ? fkv_kernel_file_prefill_simdgroup : fkv_kernel_file_decode_simdgroup);
@@ -525,7 +539,7 @@ static void emit_sealed(source_buffer *w, fkv_kernel_device device, fkv_kernel k
 
 static void emit_kernel(source_buffer *w, fkv_kernel_device device, fkv_kernel kernel, const fkv_attn_layer *layer) {
     emit_block(w, &layer->block, layer->window != 0);
-    emit_rows(w, kernel);
+    emit_rows(w, kernel, layer);
     switch (kernel) {
     case FKV_KERNEL_WRITE:
     case FKV_KERNEL_COPY_PAGES:
@@ -578,6 +592,23 @@ size_t fkv_kernel_header(fkv_kernel_device device, fkv_kernel kernel, const fkv_
     return w.length;
 }
 
+/* ---- channel orders ---- */
+
+/* Words before the channels of an order: n[1] and n[2] of fkv_channel_order. */
+enum { ORDER_HEADER = 2 };
+
+uint32_t fkv_kernel_order_words(const fkv_attn_layer *layer) { return ORDER_HEADER + layer->head_dim; }
+
+void fkv_kernel_orders(const fkv_attn_layer *layer, uint32_t *words) {
+    for (uint32_t head = 0; head < layer->n_kv_heads; head++) {
+        const fkv_channel_order *order = fkv_attn_head_block(layer, head)->codec[FKV_SIDE_K].channels;
+        FKV_ASSERT(order != NULL);
+        *words++ = order->n[1];
+        *words++ = order->n[2];
+        for (uint32_t p = 0; p < layer->head_dim; p++) *words++ = order->channel[p];
+    }
+}
+
 /* ---- kernel bodies ---- */
 
 #define CUDA_PLACE "fkv_place place = {threadIdx.x, blockIdx.x, blockIdx.y, blockIdx.z};\n"
@@ -594,12 +625,12 @@ size_t fkv_kernel_header(fkv_kernel_device device, fkv_kernel kernel, const fkv_
     "fkv_attend_decode(place, shared, q, pool, table, (FKV_DEVICE float *)parts);\n"
 #define SEAL                                                                                                                     \
     "FKV_SHARED_ARRAY(float, shared, FKV_SEAL_SHARED);\n"                                                                        \
-    "fkv_seal(place, shared, open, pool, table, done);\n"
+    "fkv_seal(place, shared, open, pool, table, done FKV_HEAD_ORDER);\n"
 #define SEALED_DECODE                                                                                                            \
     "if (fkv_split_at(place, table).words[FKV_SPLIT_OPEN] != 0)\n"                                                               \
-    "    opened::fkv_attend_decode(place, shared, q, open, table, (FKV_DEVICE float *)parts);\n"                                 \
+    "    opened::fkv_attend_decode(place, shared, q, open, table, (FKV_DEVICE float *)parts FKV_HEAD_ORDER);\n"                  \
     "else\n"                                                                                                                     \
-    "    fkv_attend_decode(place, shared, q, pool, table, (FKV_DEVICE float *)parts);\n"
+    "    fkv_attend_decode(place, shared, q, pool, table, (FKV_DEVICE float *)parts FKV_HEAD_ORDER);\n"
 #define MERGE_LAST "fkv_merge_last(place, shared, (float *)parts, table, sink_logits, counters, out);\n"
 #define MERGE                                                                                                                    \
     "FKV_SHARED_ARRAY(float, shared, FKV_MERGE_SHARED);\n"                                                                       \
@@ -626,7 +657,8 @@ size_t fkv_kernel_header(fkv_kernel_device device, fkv_kernel kernel, const fkv_
      [FKV_KERNEL_COPY_DECODED] = place shared COPY_DECODED(pools),                                                               \
      [FKV_KERNEL_SEAL] = place SEAL}
 #define BOTH_SOURCES(place, shared, decode_shared)                                                                               \
-    {SOURCES(place, shared, DECODE, "pool"), SOURCES(place, shared, decode_shared SEALED_DECODE, "pool, open, ring")}
+    {SOURCES(place, shared, DECODE, "pool"),                                                                                     \
+     SOURCES(place, shared, decode_shared SEALED_DECODE, "pool, open, ring FKV_HEAD_ORDER")}
 
 const char *fkv_kernel_source(fkv_kernel_device device, fkv_kernel kernel, bool sealed) {
     /* NOLINTBEGIN(bugprone-suspicious-missing-comma): the string literals are concatenated on purpose */
@@ -641,21 +673,27 @@ const char *fkv_kernel_source(fkv_kernel_device device, fkv_kernel kernel, bool 
 #define NAMES_OF_ALL                                                                                                             \
     [FKV_KERNEL_WRITE] = {"k", "v", "pool", "table", "after", NULL}, [FKV_KERNEL_COPY_PAGES] = {"pairs", "pool", "after", NULL}, \
     [FKV_KERNEL_PUT_NUMBERS] = {"numbers", "where", "pool", "after", NULL},                                                      \
-    [FKV_KERNEL_MERGE] = {"parts", "table", "sink_logits", NULL}, [FKV_KERNEL_SEAL] = {"open",       "pool",  "table",           \
-                                                                                       "after_open", "after", NULL}
+    [FKV_KERNEL_MERGE] = {"parts", "table", "sink_logits", NULL}
 
-const char *const *fkv_kernel_inputs(fkv_kernel kernel, bool sealed) {
-    static const char *const names[2][FKV_N_KERNELS][11] = {
+/* In a sealed layer, the first name in the list of a kernel that reads or seals pages is "orders", which only layers with
+ * calibrated keys have. */
+const char *const *fkv_kernel_inputs(fkv_kernel kernel, const fkv_attn_layer *layer) {
+    static const char *const names[2][FKV_N_KERNELS][12] = {
         {NAMES_OF_ALL, [FKV_KERNEL_DECODE] = {"q", "pool", "table", "after", NULL},
          [FKV_KERNEL_DECODE_MERGE] = {"q", "pool", "table", "sink_logits", "counters", "after", NULL},
          [FKV_KERNEL_PREFILL] = {"q", "pool", "table", "sink_logits", "after", NULL},
          [FKV_KERNEL_COPY_DECODED] = {"q", "pool", "table", "sink_logits", "decoded", "after", NULL}},
-        {NAMES_OF_ALL, [FKV_KERNEL_DECODE] = {"q", "pool", "open", "table", "after_open", "after", NULL},
-         [FKV_KERNEL_DECODE_MERGE] = {"q", "pool", "open", "table", "sink_logits", "counters", "after_open", "after", NULL},
-         [FKV_KERNEL_PREFILL] = {"q", "pool", "open", "ring", "table", "sink_logits", "after_ring", "after_open", "after", NULL},
-         [FKV_KERNEL_COPY_DECODED] = {"q", "pool", "open", "ring", "table", "sink_logits", "decoded", "after_ring", "after_open",
-                                      "after", NULL}}};
-    return names[sealed][kernel];
+        {NAMES_OF_ALL, [FKV_KERNEL_SEAL] = {"orders", "open", "pool", "table", "after_open", "after", NULL},
+         [FKV_KERNEL_DECODE] = {"orders", "q", "pool", "open", "table", "after_open", "after", NULL},
+         [FKV_KERNEL_DECODE_MERGE] = {"orders", "q", "pool", "open", "table", "sink_logits", "counters", "after_open", "after",
+                                      NULL},
+         [FKV_KERNEL_PREFILL] = {"orders", "q", "pool", "open", "ring", "table", "sink_logits", "after_ring", "after_open",
+                                 "after", NULL},
+         [FKV_KERNEL_COPY_DECODED] = {"orders", "q", "pool", "open", "ring", "table", "sink_logits", "decoded", "after_ring",
+                                      "after_open", "after", NULL}}};
+    const char *const *list = names[layer->sealed][kernel];
+    const bool has_orders = list[0] != NULL && strcmp(list[0], "orders") == 0;
+    return has_orders && !layer->calibrated ? list + 1 : list;
 }
 
 const char *const *fkv_kernel_outputs(fkv_kernel kernel) {

@@ -23,9 +23,9 @@ typedef enum fkv_kernel {
     FKV_N_KERNELS
 } fkv_kernel;
 
-/* Returns true if there are kernels for this layer. There are no kernels for layers with calibrated keys, and on Metal, none for
- * latent layers. On other devices, a latent layer is not supported if its head dimension is not a multiple of 64 or exceeds 512,
- * or if it has codebook codes, sealed pages or many RoPE channels. */
+/* Returns true if there are kernels for this layer. On Metal, there are no kernels for latent layers. On other devices, a latent
+ * layer is not supported if its head dimension is not a multiple of 64 or exceeds 512, or if it has codebook codes, sealed pages
+ * or many RoPE channels. */
 FKV_INTERNAL bool fkv_kernels_support(fkv_kernel_device device, const fkv_attn_layer *layer);
 
 /* Returns the number of rows (queries x query heads per KV head) that a decode block processes. item_queries is the word
@@ -69,6 +69,12 @@ FKV_INTERNAL uint32_t fkv_kernel_shared_bytes(fkv_kernel_device device, fkv_kern
 /* Returns the number of threads per block. */
 FKV_INTERNAL uint32_t fkv_kernel_threads(fkv_kernel_device device, fkv_kernel kernel, const fkv_attn_layer *layer);
 
+/* fkv_kernel_order_words() returns the number of words per KV head of the input `orders` of a layer with calibrated keys.
+ * fkv_kernel_orders() computes this input for all heads: n[1] and n[2] of the head's fkv_channel_order, followed by the channel
+ * at each position. words: [G, fkv_kernel_order_words()] */
+FKV_INTERNAL uint32_t fkv_kernel_order_words(const fkv_attn_layer *layer);
+FKV_INTERNAL void fkv_kernel_orders(const fkv_attn_layer *layer, uint32_t *words);
+
 /* Writes the part of the source that precedes the kernel: layer defines, prelude and functions. Like snprintf(), truncates the
  * text to the buffer size and returns the full length without the terminating 0. `decode_rows` is the result of fkv_decode_rows()
  * for FKV_KERNEL_DECODE and FKV_KERNEL_DECODE_MERGE, and 0 for other kernels. */
@@ -80,7 +86,7 @@ FKV_INTERNAL size_t fkv_kernel_header(fkv_kernel_device device, fkv_kernel kerne
 FKV_INTERNAL const char *fkv_kernel_source(fkv_kernel_device device, fkv_kernel kernel, bool sealed);
 
 /* The next two functions return the names of the kernel's parameters, as an array terminated by NULL. */
-FKV_INTERNAL const char *const *fkv_kernel_inputs(fkv_kernel kernel, bool sealed);
+FKV_INTERNAL const char *const *fkv_kernel_inputs(fkv_kernel kernel, const fkv_attn_layer *layer);
 FKV_INTERNAL const char *const *fkv_kernel_outputs(fkv_kernel kernel);
 
 #endif

@@ -9,6 +9,8 @@
  *   sealed K   8 channels of a token (one dword) and the same channels of the next token, with the same scales
  *   sealed V   8 tokens of a channel (one dword) and the same tokens of the next channel, with the same norms
  *
+ * For layers with calibrated keys, calibrated_keys.h defines the shapes of K.
+ *
  * Chunks of fkv_k_shape and fkv_v_shape have 16 values. The plain loops use fkv_k_row_shape, whose chunks cover one token, and
  * fkv_v_column_shape, whose chunks cover one channel. The source of a sealed layer includes this file twice: once for open pages
  * and once for sealed pages.
@@ -106,7 +108,7 @@ FKV_FN fkv_values8 fkv_take_values8(FKV_DEVICE const fkv_u8 *numbers, fkv_u32 fi
 
 FKV_FN float fkv_value8(FKV_LOCAL const fkv_values8 &x, int i) { return fkv_page_value(x.w[i / 2] >> (i % 2 * 16) & 0xffffu); }
 
-#if FKV_K_SEALED
+#if FKV_K_SEALED && !FKV_CALIBRATED
 template <int N> struct fkv_sealed_k_shape {
     enum { TOKENS = N, CHANNELS = 8 };
     struct chunk {
@@ -130,7 +132,7 @@ template <int N> struct fkv_sealed_k_shape {
 };
 typedef fkv_sealed_k_shape<2> fkv_k_shape;
 typedef fkv_sealed_k_shape<1> fkv_k_row_shape;
-#else
+#elif !FKV_CALIBRATED
 #if FKV_K_BOOK
 typedef fkv_book_shape<FKV_K_BITS, true, FKV_K_CODES, FKV_K_SCALES> fkv_k_shape;
 #else

@@ -16,7 +16,7 @@
 /* Processes the tiles assigned to one stream. In this kernel, a stream is one warp. */
 FKV_FN void fkv_plain_process_stream(FKV_LOCAL const fkv_split &split, fkv_u32 stream, fkv_u32 lane,
                                      FKV_DEVICE const fkv_u8 *blocks, FKV_DEVICE const fkv_u32 *table, FKV_SHARED float *shared,
-                                     FKV_LOCAL fkv_plain_rows<FKV_ITEM_ROWS> &rows) {
+                                     FKV_LOCAL fkv_plain_rows<FKV_ITEM_ROWS> &rows FKV_ORDER) {
     FKV_DEVICE const fkv_u32 *words = split.words;
     FKV_DEVICE const fkv_u32 *pages = table + words[FKV_SPLIT_PAGES];
     FKV_SHARED float *weights = shared + FKV_SHARED_WEIGHTS + stream * FKV_ITEM_ROWS * 32;
@@ -32,7 +32,7 @@ FKV_FN void fkv_plain_process_stream(FKV_LOCAL const fkv_split &split, fkv_u32 s
         fkv_u32 base = logical * FKV_PAGE_TOKENS + slot;
         fkv_u32 n_keys = last - base + 1 < FKV_PLAIN_KEYS ? last - base + 1
                                                           : FKV_PLAIN_KEYS; /* slots past the last query contain stale data */
-        fkv_plain_process_tile(lane, shared, weights, block, slot, base, n_keys, rows);
+        fkv_plain_process_tile(lane, shared, weights, block, slot, base, n_keys, rows FKV_ORDER_GIVEN);
     }
 }
 
@@ -95,7 +95,7 @@ FKV_FN void fkv_plain_store(FKV_LOCAL const fkv_split &split, fkv_place place, F
 
 /* Body of the decode kernel. decode_mma.h describes its inputs and the format of its partial results. */
 FKV_FN void fkv_attend_decode(fkv_place place, FKV_SHARED fkv_u32 *shared, FKV_DEVICE const void *q, FKV_DEVICE const void *pool,
-                              FKV_DEVICE const fkv_u32 *table, FKV_DEVICE float *parts) {
+                              FKV_DEVICE const fkv_u32 *table, FKV_DEVICE float *parts FKV_ORDER) {
     fkv_u32 lane = place.index % 32;
     fkv_u32 stream = place.index / 32;
     fkv_split split = fkv_split_at(place, table);
@@ -108,11 +108,12 @@ FKV_FN void fkv_attend_decode(fkv_place place, FKV_SHARED fkv_u32 *shared, FKV_D
         fkv_u64 token = split.words[FKV_SPLIT_FIRST_TOKEN] + of_item / FKV_R;
         rows.position[row] = split.words[FKV_SPLIT_POSITION] + of_item / FKV_R;
         if ((fkv_u32)row % FKV_STREAMS == stream)
-            fkv_load_query(lane, q, (token * FKV_H + place.y * FKV_R + of_item % FKV_R) * FKV_D, queries + row * FKV_D);
+            fkv_load_query(lane, q, (token * FKV_H + place.y * FKV_R + of_item % FKV_R) * FKV_D,
+                           queries + row * FKV_D FKV_ORDER_GIVEN);
     }
     fkv_sync();
     FKV_DEVICE const fkv_u8 *blocks = (FKV_DEVICE const fkv_u8 *)pool + (fkv_u64)place.y * FKV_BLOCK_BYTES;
-    fkv_plain_process_stream(split, stream, lane, blocks, table, queries, rows);
+    fkv_plain_process_stream(split, stream, lane, blocks, table, queries, rows FKV_ORDER_GIVEN);
     fkv_plain_fold(stream, lane, queries, rows);
     fkv_plain_store(split, place, queries, table, parts);
 }

@@ -8,13 +8,13 @@
 template <int ROWS>
 FKV_FN void fkv_plain_process_tile(fkv_u32 lane, FKV_SHARED const float *queries, FKV_SHARED float *weights,
                                    FKV_DEVICE const fkv_u8 *block, fkv_u32 slot, fkv_u32 token, fkv_u32 n_keys,
-                                   FKV_LOCAL fkv_plain_rows<ROWS> &rows) {
+                                   FKV_LOCAL fkv_plain_rows<ROWS> &rows FKV_ORDER) {
     float score[ROWS];
     FKV_UNROLL
     for (int row = 0; row < ROWS; row++) score[row] = 0.0f;
     if (lane < n_keys) {
         for (fkv_u32 d = 0; d < FKV_D; d += fkv_k_row_shape::CHANNELS) {
-            fkv_k_row_shape::chunk chunk = fkv_k_row_shape::take(block, slot + lane, d);
+            fkv_k_row_shape::chunk chunk = fkv_k_row_shape::take(block, slot + lane, d FKV_ORDER_GIVEN);
             FKV_UNROLL
             for (int i = 0; i < fkv_k_row_shape::CHANNELS; i++) {
                 float k = fkv_k_row_shape::number(chunk, i);

@@ -8,8 +8,10 @@
 #define FKV_WARP_ROWS (FKV_D > 256 ? 2 : 4)
 #define FKV_PREFILL_WARPS (FKV_PREFILL_THREADS / 32)
 
-/* shared memory per warp, in words: queries [rows, D], softmax weights [rows, 32] */
-#define FKV_WARP_WORDS (FKV_WARP_ROWS * FKV_D + FKV_WARP_ROWS * 32)
+/* shared memory per warp, in words: queries [rows, D], softmax weights [rows, 32]. Layers with calibrated keys have two copies of
+ * the queries: one in the channel order of the sealed pages, and one for open pages, in which the channels are not reordered. */
+#define FKV_OPEN_QUERIES (FKV_CALIBRATED * FKV_WARP_ROWS * FKV_D) /* offset of the queries for open pages */
+#define FKV_WARP_WORDS (FKV_OPEN_QUERIES + FKV_WARP_ROWS * FKV_D + FKV_WARP_ROWS * 32)
 #define FKV_PREFILL_SHARED (FKV_PREFILL_WARPS * FKV_WARP_WORDS)
 
 /* Computes the attention of query rows [first, first + n) of a tile, where n <= FKV_WARP_ROWS. Called by one warp. */
@@ -18,7 +20,7 @@ FKV_FN void fkv_prefill_rows(fkv_place place, FKV_SHARED float *queries, FKV_DEV
                              FKV_DEVICE const float *sink_logits, FKV_DEVICE const fkv_u32 *tile, fkv_u32 first, fkv_u32 n,
                              FKV_DEVICE void *out) {
     fkv_u32 lane = place.index % 32;
-    FKV_SHARED float *weights = queries + FKV_WARP_ROWS * FKV_D;
+    FKV_SHARED float *weights = queries + FKV_OPEN_QUERIES + FKV_WARP_ROWS * FKV_D;
     FKV_DEVICE const fkv_u32 *row_words = table + table[FKV_STEP_ROWS] + tile[FKV_TILE_ROW] * FKV_ROW_WORDS;
     FKV_DEVICE const fkv_u8 *blocks = (FKV_DEVICE const fkv_u8 *)pool + (fkv_u64)place.y * FKV_BLOCK_BYTES;
     fkv_u64 at[FKV_WARP_ROWS];
@@ -29,7 +31,10 @@ FKV_FN void fkv_prefill_rows(fkv_place place, FKV_SHARED float *queries, FKV_DEV
         fkv_u32 r = first + ((fkv_u32)row < n ? (fkv_u32)row : 0);
         at[row] = ((fkv_u64)(tile[FKV_TILE_FIRST_TOKEN] + r / FKV_R) * FKV_H + place.y * FKV_R + r % FKV_R) * FKV_D;
         rows.position[row] = tile[FKV_TILE_POSITION] + r / FKV_R;
-        fkv_load_query(lane, q, at[row], queries + (fkv_u32)row * FKV_D);
+        fkv_load_query(lane, q, at[row], queries + (fkv_u32)row * FKV_D FKV_ORDER_GIVEN);
+#if FKV_CALIBRATED
+        opened::fkv_load_query(lane, q, at[row], queries + FKV_OPEN_QUERIES + (fkv_u32)row * FKV_D, order);
+#endif
     }
     fkv_u32 low = tile[FKV_TILE_POSITION] + first / FKV_R;
     fkv_u32 last = tile[FKV_TILE_POSITION] + (first + n - 1) / FKV_R;
@@ -44,13 +49,14 @@ FKV_FN void fkv_prefill_rows(fkv_place place, FKV_SHARED float *queries, FKV_DEV
             FKV_DEVICE const fkv_u8 *opened_block =
                 (FKV_DEVICE const fkv_u8 *)open +
                 ((fkv_u64)fkv_open_page_at(table, row_words, logical) * FKV_G + place.y) * FKV_OPEN_BLOCK_BYTES;
-            opened::fkv_plain_process_tile(lane, queries, weights, opened_block, base % FKV_PAGE_TOKENS, base, n_keys, rows);
+            opened::fkv_plain_process_tile(lane, queries + FKV_OPEN_QUERIES, weights, opened_block, base % FKV_PAGE_TOKENS, base,
+                                           n_keys, rows FKV_ORDER_GIVEN);
             continue;
         }
 #endif
         FKV_DEVICE const fkv_u8 *block =
             blocks + (fkv_u64)fkv_page_at(table, row_words, base / FKV_PAGE_TOKENS) * FKV_G * FKV_BLOCK_BYTES;
-        fkv_plain_process_tile(lane, queries, weights, block, base % FKV_PAGE_TOKENS, base, n_keys, rows);
+        fkv_plain_process_tile(lane, queries, weights, block, base % FKV_PAGE_TOKENS, base, n_keys, rows FKV_ORDER_GIVEN);
     }
     FKV_UNROLL
     for (int row = 0; row < FKV_WARP_ROWS; row++) {

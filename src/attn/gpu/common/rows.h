@@ -5,6 +5,15 @@
 #define FKV_ROW_BYTES (FKV_ROW_TYPE == 0 ? 4 : 2)
 #define FKV_SINK_PAGES ((FKV_SINKS + FKV_PAGE_TOKENS - 1) / FKV_PAGE_TOKENS)
 
+/* Returns the channel at position p of the channel order of a KV head. Only sealed pages with calibrated keys have such an order
+ * (the parameter `order`, see fkv_kernel_orders()); in all other pages, positions and channels are the same. */
+#undef FKV_CHANNEL_AT
+#if FKV_CALIBRATED && FKV_K_SEALED
+#define FKV_CHANNEL_AT(p) order[2 + (p)]
+#else
+#define FKV_CHANNEL_AT(p) (p)
+#endif
+
 FKV_FN float fkv_row_value(FKV_DEVICE const void *rows, fkv_u64 i) {
 #if FKV_ROW_TYPE == 0
     return ((FKV_DEVICE const float *)rows)[i];
@@ -216,11 +225,12 @@ FKV_FN void fkv_butterfly_row(fkv_u32 lane, FKV_SHARED float *row) {
     fkv_sync_warp();
 }
 
-/* Loads one query row, scales it for a base-2 softmax and rotates it like the keys. Called by one warp. */
-FKV_FN void fkv_load_query(fkv_u32 lane, FKV_DEVICE const void *q, fkv_u64 from, FKV_SHARED float *row) {
+/* Loads one query row, scales it for a base-2 softmax and rotates it like the keys. For sealed pages with calibrated keys, which
+ * are never rotated, stores the row in channel order. Called by one warp. */
+FKV_FN void fkv_load_query(fkv_u32 lane, FKV_DEVICE const void *q, fkv_u64 from, FKV_SHARED float *row FKV_ORDER) {
     const float scale = fkv_float_of(FKV_SCALE_BITS) * 1.44269504f;
     for (fkv_u32 d = lane; d < FKV_D; d += 32)
-        row[d] = fkv_float_of(fkv_bits_of(fkv_row_value(q, from + d) * scale) ^ fkv_k_sign(d));
+        row[d] = fkv_float_of(fkv_bits_of(fkv_row_value(q, from + FKV_CHANNEL_AT(d)) * scale) ^ fkv_k_sign(d));
     fkv_sync_warp();
 #if FKV_ROTATE_K
     fkv_butterfly_row(lane, row);

@@ -96,10 +96,62 @@ FKV_FN void fkv_seal_outliers(fkv_u32 index, FKV_SHARED float *rows, FKV_DEVICE 
     for (fkv_u32 t = index; t < FKV_PAGE_TOKENS; t += FKV_SEAL_THREADS) rows[t] = outlier[t / FKV_SEAL_THREADS] ? 1.0f : 0.0f;
     fkv_sync();
     fkv_seal_ranges(index, true, rows, open, lines);
+#if FKV_CALIBRATED
+    fkv_sync(); /* with a channel order, fkv_seal_keys() reads ranges that other threads have stored */
+#endif
 }
 
-FKV_FN void fkv_seal_keys(fkv_u32 index, FKV_SHARED float *lines, FKV_DEVICE const fkv_u8 *open, FKV_DEVICE fkv_u8 *block) {
-    const float bins = (float)((1 << FKV_K_BITS) - 1);
+/* Returns the largest code of the channel at position p. */
+FKV_FN float fkv_seal_bins(fkv_u32 p FKV_ORDER) {
+#if FKV_CALIBRATED
+    return (float)((4u << 2 * ((p < order[0] ? 1u : 0u) + (p < order[1] ? 1u : 0u))) - 1u);
+#else
+    return (float)((1 << FKV_K_BITS) - 1);
+#endif
+}
+
+FKV_FN fkv_u32 fkv_seal_code(float x, FKV_SHARED const float *line, float bins) {
+    return (fkv_u32)fkv_nearest_code(fkv_mul(fkv_sub(x, line[0]), line[1]), bins);
+}
+
+#if FKV_CALIBRATED
+/* Builds the dwords of calibrated codes. A dword stores 16 digits of 2 bits. */
+FKV_FN void fkv_seal_key_codes(fkv_u32 index, FKV_SHARED const float *lines, FKV_DEVICE const fkv_u8 *open,
+                               FKV_DEVICE fkv_u32 *codes FKV_ORDER) {
+    for (fkv_u32 i = index; i < FKV_PAGE_TOKENS * FKV_K_ROW_BYTES / 4; i += FKV_SEAL_THREADS) {
+        fkv_seal_dword at = fkv_seal_dword_at(i, 2, FKV_K_ROW_BYTES);
+        fkv_u32 word = 0;
+        for (fkv_u32 e = 0; e < 16; e++) {
+            fkv_u32 digit = at.first + e < FKV_D ? 0u : at.first + e < FKV_D + order[0] ? 1u : 2u;
+            fkv_u32 p = at.first + e - (digit == 0 ? 0u : digit == 1 ? FKV_D : FKV_D + order[0]);
+            if (digit == 2 && p >= order[1]) break; /* padding */
+            fkv_u32 d = FKV_CHANNEL_AT(p);
+            fkv_u32 code =
+                fkv_seal_code(fkv_seal_key(open, at.block * 16 + at.lane, d), lines + 2 * d, fkv_seal_bins(p FKV_ORDER_GIVEN));
+            word |= (code >> 2 * digit & 3u) << fkv_seal_shift(e, 2);
+        }
+        codes[i] = word;
+    }
+}
+#else
+FKV_FN void fkv_seal_key_codes(fkv_u32 index, FKV_SHARED const float *lines, FKV_DEVICE const fkv_u8 *open,
+                               FKV_DEVICE fkv_u32 *codes) {
+    for (fkv_u32 i = index; i < FKV_PAGE_TOKENS * FKV_K_ROW_BYTES / 4; i += FKV_SEAL_THREADS) {
+        fkv_seal_dword at = fkv_seal_dword_at(i, FKV_K_BITS, FKV_K_ROW_BYTES);
+        fkv_u32 word = 0;
+        for (fkv_u32 e = 0; e < 32 / at.bits; e++) {
+            fkv_u32 d = at.first + e;
+            if (d >= FKV_D) break;
+            fkv_u32 code = fkv_seal_code(fkv_seal_key(open, at.block * 16 + at.lane, d), lines + 2 * d, fkv_seal_bins(d));
+            word |= (code >> at.from & ((1u << at.bits) - 1u)) << fkv_seal_shift(e, at.bits);
+        }
+        codes[i] = word;
+    }
+}
+#endif
+
+FKV_FN void fkv_seal_keys(fkv_u32 index, FKV_SHARED float *lines, FKV_DEVICE const fkv_u8 *open,
+                          FKV_DEVICE fkv_u8 *block FKV_ORDER) {
     /* until rows are examined, rows[0] is a flag, which is 1 if there may be outlier rows */
     FKV_SHARED float *rows = lines + 2 * FKV_D;
     if (index == 0) rows[0] = 0.0f;
@@ -109,29 +161,18 @@ FKV_FN void fkv_seal_keys(fkv_u32 index, FKV_SHARED float *lines, FKV_DEVICE con
     bool large = rows[0] != 0.0f;
     fkv_sync();
     if (large) fkv_seal_outliers(index, rows, open, lines);
-    for (fkv_u32 d = index; d < FKV_D; d += FKV_SEAL_THREADS) {
-        fkv_u32 scale = fkv_seal_scale(fkv_div(fkv_sub(lines[2 * d + 1], lines[2 * d]), bins));
+    for (fkv_u32 p = index; p < FKV_D; p += FKV_SEAL_THREADS) {
+        fkv_u32 d = FKV_CHANNEL_AT(p);
+        fkv_u32 scale = fkv_seal_scale(fkv_div(fkv_sub(lines[2 * d + 1], lines[2 * d]), fkv_seal_bins(p FKV_ORDER_GIVEN)));
         /* adding +0 turns -0 into +0; otherwise, the sign of a zero minimum would depend on the order of comparisons */
         fkv_u32 bias = fkv_page_bits(fkv_add(lines[2 * d], 0.0f));
-        ((FKV_DEVICE fkv_u16 *)(block + FKV_K_SCALES))[d] = (fkv_u16)scale;
-        ((FKV_DEVICE fkv_u16 *)(block + FKV_K_BIASES))[d] = (fkv_u16)bias;
+        ((FKV_DEVICE fkv_u16 *)(block + FKV_K_SCALES))[p] = (fkv_u16)scale;
+        ((FKV_DEVICE fkv_u16 *)(block + FKV_K_BIASES))[p] = (fkv_u16)bias;
         lines[2 * d] = fkv_page_value(bias);
         lines[2 * d + 1] = scale == 0 ? 0.0f : fkv_div(1.0f, fkv_page_value(scale));
     }
     fkv_sync();
-    FKV_DEVICE fkv_u32 *codes = (FKV_DEVICE fkv_u32 *)(block + FKV_K_CODES);
-    for (fkv_u32 i = index; i < FKV_PAGE_TOKENS * FKV_K_ROW_BYTES / 4; i += FKV_SEAL_THREADS) {
-        fkv_seal_dword at = fkv_seal_dword_at(i, FKV_K_BITS, FKV_K_ROW_BYTES);
-        fkv_u32 word = 0;
-        for (fkv_u32 e = 0; e < 32 / at.bits; e++) {
-            fkv_u32 d = at.first + e;
-            if (d >= FKV_D) break;
-            float x = fkv_sub(fkv_seal_key(open, at.block * 16 + at.lane, d), lines[2 * d]);
-            fkv_u32 code = (fkv_u32)fkv_nearest_code(fkv_mul(x, lines[2 * d + 1]), bins);
-            word |= (code >> at.from & ((1u << at.bits) - 1u)) << fkv_seal_shift(e, at.bits);
-        }
-        codes[i] = word;
-    }
+    fkv_seal_key_codes(index, lines, open, (FKV_DEVICE fkv_u32 *)(block + FKV_K_CODES) FKV_ORDER_GIVEN);
 }
 #endif
 
@@ -230,13 +271,13 @@ FKV_FN void fkv_seal_values(fkv_u32 index, FKV_SHARED float *, FKV_DEVICE const 
 /* Seals the pages listed in the step table. The kernel writes to the pool through a const pointer, because the framework passes
  * the pool as an input. The only purpose of the output `done` is to make the framework run later kernels after this one. */
 FKV_FN void fkv_seal(fkv_place place, FKV_SHARED float *shared, FKV_DEVICE const void *open, FKV_DEVICE const void *pool,
-                     FKV_DEVICE const fkv_u32 *table, FKV_DEVICE fkv_u32 *done) {
+                     FKV_DEVICE const fkv_u32 *table, FKV_DEVICE fkv_u32 *done FKV_ORDER) {
     FKV_DEVICE const fkv_u32 *seal = table + table[FKV_STEP_SEALS] + place.x * FKV_SEAL_WORDS;
     FKV_DEVICE const fkv_u8 *from =
         (FKV_DEVICE const fkv_u8 *)open + ((fkv_u64)seal[FKV_SEAL_FROM] * FKV_G + place.y) * FKV_OPEN_BLOCK_BYTES;
     FKV_DEVICE fkv_u8 *to = (FKV_DEVICE fkv_u8 *)pool + ((fkv_u64)seal[FKV_SEAL_TO] * FKV_G + place.y) * FKV_BLOCK_BYTES;
     if (place.z == 0)
-        fkv_seal_keys(place.index, shared, from, to);
+        fkv_seal_keys(place.index, shared, from, to FKV_ORDER_GIVEN);
     else
         fkv_seal_values(place.index, shared, from, to);
     if (place.x == 0 && place.y == 0 && place.z == 0 && place.index == 0) done[0] = 1;

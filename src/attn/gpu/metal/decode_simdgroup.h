@@ -11,7 +11,7 @@
  * sg_own_form or sg_open_form, depending on the pool that the split reads. */
 template <class FORM>
 FKV_FN void sg_decode(fkv_place place, FKV_SHARED fkv_u32 *shared, FKV_DEVICE const void *q, FKV_DEVICE const void *pool,
-                      FKV_DEVICE const fkv_u32 *table, FKV_DEVICE float *parts) {
+                      FKV_DEVICE const fkv_u32 *table, FKV_DEVICE float *parts FKV_ORDER) {
     fkv_split split = fkv_split_at<FKV_ITEM_ROWS>(place, table);
     if (split.n_rows == 0) return;
     FKV_DEVICE const fkv_u32 *words = split.words;
@@ -31,6 +31,9 @@ FKV_FN void sg_decode(fkv_place place, FKV_SHARED fkv_u32 *shared, FKV_DEVICE co
     keys.gap_at = FKV_SINK_PAGES * FKV_PAGE_TOKENS;
     keys.gap = words[FKV_SPLIT_SKIPPED] * FKV_PAGE_TOKENS;
     keys.begin = 0; /* 0, because `gap` already skips the pages before the window */
+#if FKV_CALIBRATED
+    keys.order = order;
+#endif
 
     FKV_SHARED float *sums = (FKV_SHARED float *)shared;
     sg_attend<FKV_ITEM_ROWS, FORM>(place, sums, item, keys, q);
@@ -46,15 +49,15 @@ FKV_FN void sg_decode(fkv_place place, FKV_SHARED fkv_u32 *shared, FKV_DEVICE co
 }
 
 FKV_FN void fkv_attend_decode(fkv_place place, FKV_SHARED fkv_u32 *shared, FKV_DEVICE const void *q, FKV_DEVICE const void *pool,
-                              FKV_DEVICE const fkv_u32 *table, FKV_DEVICE float *parts) {
-    sg_decode<sg_own_form>(place, shared, q, pool, table, parts);
+                              FKV_DEVICE const fkv_u32 *table, FKV_DEVICE float *parts FKV_ORDER) {
+    sg_decode<sg_own_form>(place, shared, q, pool, table, parts FKV_ORDER_GIVEN);
 }
 
 #if FKV_SEALED
 namespace opened {
 FKV_FN void fkv_attend_decode(fkv_place place, FKV_SHARED fkv_u32 *shared, FKV_DEVICE const void *q, FKV_DEVICE const void *pool,
-                              FKV_DEVICE const fkv_u32 *table, FKV_DEVICE float *parts) {
-    sg_decode<sg_open_form>(place, shared, q, pool, table, parts);
+                              FKV_DEVICE const fkv_u32 *table, FKV_DEVICE float *parts FKV_ORDER) {
+    sg_decode<sg_open_form>(place, shared, q, pool, table, parts FKV_ORDER_GIVEN);
 }
 } // namespace opened
 #endif

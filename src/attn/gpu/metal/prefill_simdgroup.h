@@ -32,6 +32,9 @@ FKV_FN void fkv_attend_prefill(fkv_place place, FKV_SHARED fkv_u32 *shared, FKV_
     keys.open.n_ring = of_row[FKV_ROW_OPEN_RING];
     keys.own = item.position / FKV_PAGE_TOKENS;
 #endif
+#if FKV_CALIBRATED
+    keys.order = order;
+#endif
     fkv_u32 low = sg_position(item, 0);
     keys.begin = FKV_WINDOW != 0 && low + 1 > FKV_WINDOW ? low + 1 - FKV_WINDOW : 0;
     keys.gap_at = (FKV_SINKS + SG_KEYS - 1) / SG_KEYS * SG_KEYS;

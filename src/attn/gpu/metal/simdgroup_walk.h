@@ -77,6 +77,9 @@ struct sg_keys {
     sg_pages open; /* pages in the open pool, for kernels that read both pools */
     fkv_u32 own;   /* logical page that contains the tokens of all queries of the block */
 #endif
+#if FKV_CALIBRATED
+    FKV_DEVICE const fkv_u32 *order; /* channel order of the KV head */
+#endif
 };
 
 FKV_FN fkv_u32 sg_token(FKV_LOCAL const sg_keys &keys, fkv_u32 number) {
@@ -88,6 +91,9 @@ struct sg_eight {
     FKV_DEVICE const fkv_u8 *block;
     fkv_u32 slot; /* page slot of the first key */
     bool open;    /* true if the page is open; only set in kernels that read both pools */
+#if FKV_CALIBRATED
+    FKV_DEVICE const fkv_u32 *order;
+#endif
 };
 
 /* Returns the location of eight keys. If the keys are masked for all rows, their page may already belong to another sequence, so
@@ -100,6 +106,9 @@ template <class FORM> FKV_FN sg_eight sg_eight_at(FKV_LOCAL const sg_keys &keys,
     sg_eight eight;
     eight.slot = token % FKV_PAGE_TOKENS;
     eight.open = false;
+#if FKV_CALIBRATED
+    eight.order = keys.order;
+#endif
 #if FKV_SEALED
     if (FORM::IS_BOTH && fkv_reads_open(keys.own, logical)) {
         eight.open = true;
@@ -147,17 +156,31 @@ template <class SHAPE> struct sg_side {
     }
 };
 
+#if FKV_CALIBRATED
+/* Reads K in the channel order of the KV head. */
+template <class SHAPE> struct sg_key_side : sg_side<SHAPE> {
+    FKV_FN typename SHAPE::chunk take(sg_eight eight, fkv_u32 lane, fkv_u32 slab) {
+        fkv_u32 d = slab + sg_side<SHAPE>::channel(lane);
+        typename SHAPE::chunk x = {};
+        if (d < FKV_D) x = SHAPE::take(eight.block, eight.slot + sg_side<SHAPE>::token(lane), d, eight.order);
+        return x;
+    }
+};
+#else
+template <class SHAPE> using sg_key_side = sg_side<SHAPE>;
+#endif
+
 /* The storage form of the pages that a kernel reads: the layer's own form (sealed in sealed layers), the open form, or both. */
 struct sg_own_form {
     enum { BLOCK_BYTES = FKV_BLOCK_BYTES, IS_BOTH = 0 };
-    typedef sg_side<fkv_k_shape> k;
+    typedef sg_key_side<fkv_k_shape> k;
     typedef sg_side<fkv_v_shape> v;
 };
 
 #if FKV_SEALED
 struct sg_open_form {
     enum { BLOCK_BYTES = FKV_OPEN_BLOCK_BYTES, IS_BOTH = 0 };
-    typedef sg_side<opened::fkv_k_shape> k;
+    typedef sg_key_side<opened::fkv_k_shape> k;
     typedef sg_side<opened::fkv_v_shape> v;
 };
 
@@ -370,8 +393,11 @@ FKV_FN void sg_attend(fkv_place place, FKV_SHARED float *shared, FKV_LOCAL const
                       FKV_DEVICE const void *q) {
     static_assert(SG_SHARED(ROWS) * 4 <= 32768, "threadgroup memory exceeded");
     fkv_u32 warp = place.index / 32;
+#if FKV_CALIBRATED
+    FKV_DEVICE const fkv_u32 *order = keys.order;
+#endif
     for (fkv_u32 row = warp; row < ROWS; row += SG_WARPS)
-        fkv_load_query(place.index % 32, q, sg_row_at(item, place.y, row), shared + row * SG_ROW);
+        fkv_load_query(place.index % 32, q, sg_row_at(item, place.y, row), shared + row * SG_ROW FKV_ORDER_GIVEN);
     sg_rows<ROWS> rows;
     rows.position = sg_position(item, place.index / SG_LANES(ROWS));
     rows.max = FKV_NO_SCORE;
