@@ -1,5 +1,5 @@
 """Draws docs/scaling.svg and its tables: how time and memory of attention grow with context length, batch size, threads, heads and bits.
-Imported by scripts/report. The CPU panels come from bench/scaling, the H200 panels from bench_attn --device mlx --lengths.
+Imported by scripts/report. The CPU panels come from bench/scaling, the H200 panels from bench_attn --device mlx with --lengths or --batches.
 
 Every panel except the one by bits has logarithmic axes, on which a cost that is proportional to the parameter is a line with slope 1.
 """
@@ -13,6 +13,7 @@ from collections.abc import Callable
 from report_tables import CPU, GPU, markdown, three_digits
 
 FILE = f"{CPU}/scaling"
+GPU_FILES = ("decode_lengths", "decode_batches", "prefill_lengths")
 COLUMNS, PANEL_WIDTH, PANEL_HEIGHT, TOP, MARGIN = 2, 470, 300, 76, 20
 LEFT, RIGHT, ABOVE, BELOW = 62, 24, 40, 44  # margins of the frame inside a panel
 # Names, colors on light and dark pages, and dash patterns. Peers are dashed.
@@ -76,9 +77,9 @@ def limit_of(cases: list[dict], x: Callable[[dict], float]) -> list[Line]:
     return [Line("limit", points)]
 
 
-def gpu_lines(results: list[dict]) -> list[Line]:
+def gpu_lines(results: list[dict], x: str = "cached", key: str = "us_chained", factor: float = 1.0) -> list[Line]:
     names = {"flatkv fused": "flatkv s4/s4", "MLX bf16": "mlx-lm f16"}
-    return [Line(names[who], [(r["cached"], r["us_chained"]) for r in results if r["who"] == who]) for who in names]
+    return [Line(names[who], [(r[x], r[key] * factor) for r in results if r["who"] == who]) for who in names]
 
 
 def bits_line(case: dict) -> Line:
@@ -98,8 +99,10 @@ def panels(sweeps: dict, gpu: dict[str, list[dict]]) -> list[Panel]:
     return [
         Panel("CPU, decode", "cached tokens", "ms", lines_of(decode, cached, "ms_p50") + limit_of(decode, cached)),
         Panel("CPU, prefill of 512", "cached tokens", "ms", lines_of(prefill, cached, "ms_p50"), queries=512),
-        Panel("H200, decode", "cached tokens", "\u00b5s", gpu_lines(gpu["decode"])),
-        Panel("H200, prefill of 512", "cached tokens", "\u00b5s", gpu_lines(gpu["prefill"]), queries=512),
+        Panel("H200, decode", "cached tokens", "\u00b5s", gpu_lines(gpu["decode_lengths"])),
+        Panel("H200, prefill of 512", "cached tokens", "\u00b5s", gpu_lines(gpu["prefill_lengths"]), queries=512),
+        Panel("H200, decode, 8192 cached tokens per sequence", "sequences", "\u00b5s", gpu_lines(gpu["decode_batches"], "batch")),
+        Panel("H200, energy of a decode call", "cached tokens", "mJ", gpu_lines(gpu["decode_lengths"], key="joules", factor=1e3)),
         Panel("CPU, memory of the decode cases", "cached tokens", "MiB", lines_of(decode, cached, "memory_bytes", 1 / (1 << 20))),
         Panel("CPU, decode, 8192 cached tokens per sequence", "sequences", "ms", lines_of(batch, lambda c: c["sequences"], "ms_p50") + limit_of(batch, lambda c: c["sequences"])),
         Panel("CPU, decode (lower) and prefill (upper lines)", "threads", "ms", [line for lines in by_threads for line in lines]),
@@ -198,7 +201,7 @@ def read(folder: pathlib.Path, name: str) -> dict:
 
 
 def inputs(folder: pathlib.Path) -> tuple[dict, dict[str, list[dict]]]:
-    return read(folder, FILE)["sweeps"], {what: read(folder, f"{GPU}/{what}_lengths")["result"]["results"] for what in ("decode", "prefill")}
+    return read(folder, FILE)["sweeps"], {name: read(folder, f"{GPU}/{name}")["result"]["results"] for name in GPU_FILES}
 
 
 def picture(folder: pathlib.Path) -> str:
