@@ -86,6 +86,11 @@ static const attn_case kernel_cases[] = {
     {{5, 1, 512, 64}, 1, 16, 100, 20, 30, FKV_ROTATE_K, FKV_BF16, FKV_F32, true, 2, {{150, 1}, {14, 8}}, .sinks = 2},
     {{20, 1, 512, 64}, 1, 128, 0, 0, 0, FKV_ROTATE_K, FKV_F16, FKV_F32, true, 2, {{140, 1}, {60, 4}}},
     {{72, 1, 512, 64}, 1, 32, 0, 0, 0, FKV_ROTATE_NONE, FKV_BF16, FKV_BF16, false, 1, {{40, 1}}},
+    /* prefill of sealed pages with wide heads: all row types, a window that starts in the middle of a page, and queries in two
+     * spans of open pages */
+    {{4, 1, 256}, 18, 64, 0, 0, 0, FKV_ROTATE_V, FKV_F16, FKV_F32, true, 1, {{505, 1}}, .opens = true},
+    {{8, 1, 256}, 18, 64, 270, 20, 0, FKV_ROTATE_V, FKV_BF16, FKV_BF16, true, 2, {{500, 1}, {63, 3}}, .sinks = 2, .opens = true},
+    {{2, 1, 192}, 18, 64, 0, 0, 30, FKV_ROTATE_V, FKV_F16, FKV_F16, true, 1, {{310, 1}}, .opens = true},
 };
 enum { N_KERNEL_CASES = sizeof kernel_cases / sizeof kernel_cases[0] };
 
