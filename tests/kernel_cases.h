@@ -96,6 +96,11 @@ static const attn_case kernel_cases[] = {
     /* calibrated keys: averages of 4 and 3 bits, two KV heads with different channel orders, open pages with 8 and 16 bits */
     {{4, 2, 64}, 23, 64, 0, 0, 0, FKV_ROTATE_V, FKV_F16, FKV_F32, true, 2, {{330, 1}, {61, 5}}, .opens = true},
     {{10, 2, 80}, 24, 16, 40, 3, 0, FKV_ROTATE_V, FKV_BF16, FKV_F16, true, 2, {{140, 1}, {126, 4}}, .opens = true},
+    /* prefill of sealed pages with wide heads: all row types, a window that starts in the middle of a page, and queries in two
+     * spans of open pages */
+    {{4, 1, 256}, 18, 64, 0, 0, 0, FKV_ROTATE_V, FKV_F16, FKV_F32, true, 1, {{505, 1}}, .opens = true},
+    {{8, 1, 256}, 18, 64, 270, 20, 0, FKV_ROTATE_V, FKV_BF16, FKV_BF16, true, 2, {{500, 1}, {63, 3}}, .sinks = 2, .opens = true},
+    {{2, 1, 192}, 18, 64, 0, 0, 30, FKV_ROTATE_V, FKV_F16, FKV_F16, true, 1, {{310, 1}}, .opens = true},
 };
 enum { N_KERNEL_CASES = sizeof kernel_cases / sizeof kernel_cases[0] };
 

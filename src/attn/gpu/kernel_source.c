@@ -202,12 +202,21 @@ static bool has_latent_prefill(const fkv_attn_layer *layer) {
            layer->rope_dim == 64 && !layer->sealed;
 }
 
-/* In addition to the conditions for decode, prefill requires that a sealed page be exactly one tile of keys. Layers with codebook
- * codes use matrix instructions only in decode. */
+/* Returns true if prefill of a sealed layer with more than 128 channels uses prefill_sealed.h. K and V must both have 4 bits. Two
+ * parts of the queries would not fit in shared memory next to keys of 512 channels. */
+static bool has_wide_sealed_prefill(const fkv_attn_layer *layer) {
+    const fkv_codec *codec = layer->block.codec;
+    if (codec[FKV_SIDE_K].bits != 4 || codec[FKV_SIDE_V].bits != 4) return false;
+    return layer->head_dim <= 2 * SLAB || (layer->head_dim == 4 * SLAB && layer->row_type != FKV_F32 && layer->rotate_k == NULL);
+}
+
+/* In addition to the conditions for decode, prefill requires that a sealed page have 64 tokens, which are one tile of keys, or
+ * two tiles for wide heads. Layers with codebook codes use matrix instructions only in decode. */
 bool fkv_prefill_has_warpgroups(const fkv_attn_layer *layer) {
     if (is_latent(layer)) return has_latent_prefill(layer);
     if (!layer->sealed) return !is_kind(layer, FKV_CODEC_TURBO);
-    return has_sealed_mma(layer) && layer->head_dim <= SLAB && layer->block.page_tokens == PREFILL_KEYS;
+    return has_sealed_mma(layer) && layer->block.page_tokens == PREFILL_KEYS &&
+           (layer->head_dim <= SLAB || has_wide_sealed_prefill(layer));
 }
 
 /* Constants of decode_latent.h. A static_assert in the generated source checks the size of the shared memory. */
@@ -301,12 +310,17 @@ enum { SHARERS = 16, RINGS = 12, HOST_RINGS = 2, SLOTS = 16, RING_WORDS = 64, SH
  * waves can still share pages. */
 enum { PATIENCE = 32768, HOST_PATIENCE = 16 };
 
+/* Returns true if blocks of a sealed layer never share unpacked pages, because the head is wide. */
+static bool is_wide(const fkv_attn_layer *layer) { return layer->head_dim > SLAB; }
+
 static uint32_t rings_of(fkv_kernel_device device) { return device == FKV_KERNEL_HOST ? HOST_RINGS : RINGS; }
 
 uint32_t fkv_prefill_ring_words(fkv_kernel_device device) { return (1 + rings_of(device)) * RING_WORDS + SHARE_DECISIONS; }
 
 uint64_t fkv_prefill_ring_bytes(fkv_kernel_device device, const fkv_attn_layer *layer) {
-    if (device == FKV_KERNEL_METAL || !layer->sealed || !fkv_prefill_has_warpgroups(layer) || layer->window != 0) return 0;
+    if (device == FKV_KERNEL_METAL || !layer->sealed || !fkv_prefill_has_warpgroups(layer) || layer->window != 0 ||
+        is_wide(layer))
+        return 0;
     const uint64_t row =
         fkv_ceil_div(layer->head_dim, 64) * 128; /* bytes per unpacked key; an unpacked value has the same size */
     const uint32_t unit = 144;                   /* sizeof(pf_page_unit); prefill_share.h checks this size with static_assert */
@@ -315,7 +329,7 @@ uint64_t fkv_prefill_ring_bytes(fkv_kernel_device device, const fkv_attn_layer *
 }
 
 static void emit_ring(source_buffer *w, fkv_kernel_device device, const fkv_attn_layer *layer) {
-    emit_number(w, "PREFILL_SHARERS", device == FKV_KERNEL_HOST ? 1 : SHARERS);
+    emit_number(w, "PREFILL_SHARERS", is_wide(layer) ? 0 : device == FKV_KERNEL_HOST ? 1 : SHARERS);
     emit_number(w, "PREFILL_RINGS", rings_of(device));
     emit_number(w, "PREFILL_SLOTS", SLOTS);
     emit_number(w, "PREFILL_DECISIONS", SHARE_DECISIONS);

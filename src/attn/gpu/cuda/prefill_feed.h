@@ -43,12 +43,14 @@ FKV_FN void pf_feed_keys(fkv_shared s, const pf_item &x) {
     int packed = 0;
     fkv_u32 packed_phase = 0;
     for (fkv_u32 i = 0; i < pf_n_own(x); i++) {
+#if FKV_PREFILL_SHARERS > 0
         if (i == 1 && x.shared_end > 1) {
             pf_unpack_shared_pages(s, x, own);
             fkv_sync_warp();
             /* wait until the last shared tiles have been processed, because an mbarrier distinguishes only two phases */
             fkv_sync_team(3, 256);
         }
+#endif
         fkv_u32 tile = pf_own_tile(x, i), phase = tile / PF_STAGES % 2;
         int stage = (int)(tile % PF_STAGES);
         fkv_mbarrier_wait(s, pf_mbarrier(PF_PACKED_FULL, packed), packed_phase);
@@ -74,6 +76,7 @@ FKV_FN void pf_feed_values(fkv_shared s, const pf_item &x) {
     fkv_u32 page = pf_tile_page(x, PF_PACKED); /* page of the tile that will be copied to the current tile's buffer */
     pf_publish(s, pf_mbarrier(PF_FULL, 0));    /* publishes the keys of the first tile */
     for (fkv_u32 i = 0; i < pf_n_own(x); i++) {
+#if FKV_PREFILL_SHARERS > 0
         if (i == 1 && x.shared_end > 1) {
             if (s.index == 128) pf_load_shared_keys(s, x);
             if (s.index == 224) pf_load_shared_values(s, x);
@@ -82,6 +85,7 @@ FKV_FN void pf_feed_values(fkv_shared s, const pf_item &x) {
             fkv_sync_warp();
             fkv_sync_team(3, 256);
         }
+#endif
         fkv_u32 tile = pf_own_tile(x, i), phase = tile / PF_STAGES % 2;
         int stage = (int)(tile % PF_STAGES);
         fkv_mbarrier_wait(s, pf_mbarrier(PF_PACKED_FULL, packed), packed_phase);
@@ -89,6 +93,8 @@ FKV_FN void pf_feed_values(fkv_shared s, const pf_item &x) {
         pf_take_values(s, own, packed, v);
         fkv_mbarrier_wait(s, pf_mbarrier(PF_V_EMPTY, stage), phase ^ 1);
         pf_put_values(s, x, tile, stage, packed, own, v);
+        /* the mbarrier that is published next must not receive arrivals before the keys of the first tile are complete */
+        if (PF_WIDE && tile + 1 == PF_STAGES) fkv_mbarrier_wait(s, pf_mbarrier(PF_FULL, 0), 0);
         pf_publish(s, pf_mbarrier(PF_FULL, (int)((tile + 1) % PF_STAGES)));
         fkv_u32 next_page = 0;
         if (s.index < 160) next_page = pf_tile_page(x, i + 1 + PF_PACKED);

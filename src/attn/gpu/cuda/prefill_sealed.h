@@ -1,5 +1,5 @@
 /* Part of the prefill kernel in prefill_wgmma.h: unpacks sealed pages to fp16. Sealed layers use this file instead of
- * prefill_unpack.h. Each tile is one page.
+ * prefill_unpack.h. Each tile is one page, or half of a page if the head dimension exceeds 128 (PF_WIDE).
  *
  * K: a dword of 4-bit codes holds 8 channels of one token. It is unpacked to eight values scale * (code - 8), which are exact in
  * fp16 because scales have seven significant bits. (In older page files, scales may have more bits. Values are then rounded to
@@ -7,9 +7,9 @@
  * parts), whose scores are added to the score of every key of the page. All keys of a page are divided by a power of two, the
  * unit of the page, to stay in the range of fp16.
  *
- * V: a dword of 4-bit codes holds 8 tokens of one channel, so rows in shared memory are channels. Byte permutes look up signed
- * levels, which are stored as fp16 subnormals level * 2^-24. The softmax weights, instead of the values, are multiplied by the
- * norms of the tokens. The stored values therefore have only seven significant bits, which saves power.
+ * V: a dword of 4-bit codes holds 8 tokens of one channel, so rows in shared memory are channels (see PF_V_FOLDS). Byte permutes
+ * look up signed levels, which are stored as fp16 subnormals level * 2^-24. The softmax weights, instead of the values, are
+ * multiplied by the norms of the tokens. The stored values therefore have only seven significant bits, which saves power.
  *
  * Codes of 2 and 3 bits are expanded to nibbles when they are loaded into registers. For K, the number that is subtracted from
  * codes is PF_MIDDLE_CODE instead of 8.
@@ -19,12 +19,69 @@
  */
 constexpr fkv_u32 PF_UNITS = FKV_D / 8;
 constexpr fkv_u32 PF_MIDDLE_CODE = 1u << (FKV_K_BITS - 1);
-constexpr fkv_u32 PF_LINES = (FKV_D / 16 + 3) / 4; /* number of lines (16 channels each) that a warp unpacks */
+/* Number of V lines (16 channels each) that the warpgroup unpacks at a time, and how often a thread takes part in that. */
+constexpr fkv_u32 PF_STEP_LINES = 256 / PF_KEYS;
+constexpr fkv_u32 PF_LINES = (FKV_D / 16 + PF_STEP_LINES - 1) / PF_STEP_LINES;
+constexpr fkv_u32 PF_V_LINE_BYTES = FKV_V_BITS == 4 ? 128 : 64; /* bytes of a line in the plane of low code bits, for 16 tokens */
+
+/* Layout of the rows of an open page in a packed tile. SIDE: opened::fkv_k_shape or opened::fkv_v_shape. If a tile is a part of a
+ * page, it contains a part of each array of the page. */
+template <class SIDE> struct pf_open_tile {
+    enum { CODE_BITS = SIDE::CODE_BITS, GROUP_CHANNELS = SIDE::GROUP_CHANNELS };
+    enum {
+        CODES_AT = SIDE::CODES_AT * PF_KEYS / FKV_PAGE_TOKENS,
+        SCALES_AT = SIDE::SCALES_AT * PF_KEYS / FKV_PAGE_TOKENS,
+        BIASES_AT = SIDE::BIASES_AT * PF_KEYS / FKV_PAGE_TOKENS
+    };
+    enum { CODE_BYTES = FKV_D * CODE_BITS / 8, FACTOR_BYTES = CODE_BITS == 16 ? 0 : 2 * FKV_D / GROUP_CHANNELS }; /* per token */
+    static_assert(CODES_AT % 16 == 0 && SCALES_AT % 16 == 0 && BIASES_AT % 16 == 0 && PF_KEYS * FACTOR_BYTES % 16 == 0,
+                  "bulk copies require a multiple of 16 bytes");
+};
+typedef pf_open_tile<opened::fkv_k_shape> pf_open_k;
+typedef pf_open_tile<opened::fkv_v_shape> pf_open_v;
+
+/* Starts the bulk copies of the codes, scales and biases of PF_KEYS tokens of an open page. `first` is the slot of the first of
+ * these tokens. */
+template <class SIDE>
+FKV_FN void pf_load_open_rows(fkv_shared s, fkv_u32 mbarrier, fkv_u32 at, const fkv_u8 *block, fkv_u32 first) {
+    typedef pf_open_tile<SIDE> tile;
+    fkv_bulk_copy(s, mbarrier, at + tile::CODES_AT, block + SIDE::CODES_AT + first * tile::CODE_BYTES,
+                  PF_KEYS * tile::CODE_BYTES);
+    if (tile::FACTOR_BYTES == 0) return;
+    fkv_bulk_copy(s, mbarrier, at + tile::SCALES_AT, block + SIDE::SCALES_AT + first * tile::FACTOR_BYTES,
+                  PF_KEYS * tile::FACTOR_BYTES);
+    fkv_bulk_copy(s, mbarrier, at + tile::BIASES_AT, block + SIDE::BIASES_AT + first * tile::FACTOR_BYTES,
+                  PF_KEYS * tile::FACTOR_BYTES);
+}
+
+/* Starts the bulk copies of the PF_KEYS tokens of a page that start at slot `first`. The parts of a sealed page are stored at
+ * their offsets in the page. */
+FKV_FN void pf_load_part(fkv_shared s, const pf_item &x, bool open, fkv_u32 page, fkv_u32 first, int stage) {
+    fkv_u32 mbarrier = pf_mbarrier(PF_PACKED_FULL, stage), at = (fkv_u32)(PF_AT_PACKED + stage * PF_PACKED_BYTES);
+    const fkv_u8 *block = open ? x.open + (fkv_u64)page * (FKV_G * (fkv_u64)FKV_OPEN_BLOCK_BYTES)
+                               : x.pool + (fkv_u64)page * (FKV_G * (fkv_u64)FKV_BLOCK_BYTES);
+    constexpr fkv_u32 open_bytes =
+        PF_KEYS * (pf_open_k::CODE_BYTES + 2 * pf_open_k::FACTOR_BYTES + pf_open_v::CODE_BYTES + 2 * pf_open_v::FACTOR_BYTES);
+    constexpr fkv_u32 k_bytes = PF_KEYS * FKV_K_ROW_BYTES, v_bytes = PF_KEYS * FKV_V_ROW_BYTES, norm_bytes = PF_KEYS * 2;
+    fkv_bulk_copy_begin(s, mbarrier, open ? open_bytes : k_bytes + 2 * (2 * FKV_D) + v_bytes + norm_bytes);
+    if (open) {
+        pf_load_open_rows<opened::fkv_k_shape>(s, mbarrier, at, block, first);
+        pf_load_open_rows<opened::fkv_v_shape>(s, mbarrier, at, block, first);
+    } else {
+        fkv_bulk_copy(s, mbarrier, at + FKV_K_CODES, block + FKV_K_CODES + first * FKV_K_ROW_BYTES, k_bytes);
+        fkv_bulk_copy(s, mbarrier, at + FKV_K_SCALES, block + FKV_K_SCALES, 2 * FKV_D);
+        fkv_bulk_copy(s, mbarrier, at + FKV_K_BIASES, block + FKV_K_BIASES, 2 * FKV_D);
+        fkv_bulk_copy(s, mbarrier, at + FKV_V_CODES, block + FKV_V_CODES + first * FKV_V_ROW_BYTES, v_bytes);
+        fkv_bulk_copy(s, mbarrier, at + FKV_V_SCALES, block + FKV_V_SCALES + first * 2, norm_bytes);
+    }
+    fkv_bulk_copy_end(s, mbarrier);
+}
 
 FKV_FN void pf_load_packed_tile(fkv_shared s, const pf_item &x, fkv_u32 key, fkv_u32 page, int stage) {
     fkv_u32 mbarrier = pf_mbarrier(PF_PACKED_FULL, stage);
     bool open = pf_is_open(x, key / FKV_PAGE_TOKENS);
     fkv_u32 bytes = open ? FKV_OPEN_BLOCK_BYTES : FKV_BLOCK_BYTES;
+    if (PF_WIDE) return pf_load_part(s, x, open, page, key % FKV_PAGE_TOKENS, stage);
     fkv_bulk_copy_begin(s, mbarrier, bytes);
     fkv_bulk_copy(s, mbarrier, (fkv_u32)(PF_AT_PACKED + stage * PF_PACKED_BYTES),
                   (open ? x.open : x.pool) + (fkv_u64)page * (FKV_G * (fkv_u64)bytes), bytes);
@@ -32,12 +89,19 @@ FKV_FN void pf_load_packed_tile(fkv_shared s, const pf_item &x, fkv_u32 key, fkv
 }
 
 /* pf_key_at() returns the address of unit `unit` (eight channels) of a key. pf_value_at() returns the address of group `eight`
- * (eight tokens) of a V channel. */
+ * (eight tokens) of a V channel, which is stored in unit pf_value_unit() of row pf_value_row() of the tile. */
 template <int ROWS> FKV_FN pf_words4 *pf_key_at(fkv_shared s, fkv_u32 at, fkv_u32 key, fkv_u32 unit) {
     return (pf_words4 *)(s.base + at + unit / 8 * (ROWS * 128) + key * 128 + ((unit % 8) ^ (key % 8)) * 16);
 }
+FKV_FN fkv_u32 pf_value_row(fkv_u32 channel) {
+    return PF_WIDE ? channel / (PF_V_FOLDS * PF_V_WIDTH) * PF_V_WIDTH + channel % PF_V_WIDTH : channel;
+}
+FKV_FN fkv_u32 pf_value_unit(fkv_u32 channel, fkv_u32 eight) {
+    if (PF_WIDE) eight += channel / PF_V_WIDTH % PF_V_FOLDS * (PF_KEYS / 8);
+    return eight ^ (channel % 8);
+}
 FKV_FN pf_words4 *pf_value_at(fkv_shared s, fkv_u32 at, fkv_u32 channel, fkv_u32 eight) {
-    return (pf_words4 *)(s.base + at + channel * 128 + (eight ^ (channel % 8)) * 16);
+    return (pf_words4 *)(s.base + at + pf_value_row(channel) * 128 + pf_value_unit(channel, eight) * 16);
 }
 
 /* Softmax weights are multiplied by 2^PF_WEIGHT_EXPONENT. A sealed value is norm * level * 2^-7. The weight includes the norm,
@@ -73,8 +137,10 @@ FKV_FN void pf_get_codes(fkv_shared s, fkv_u32 at, fkv_u32 shift, fkv_u32 high_a
 
 /* ---- keys ---- */
 
-constexpr fkv_u32 PF_SPLIT = PF_UNITS <= 8 ? 2 : 1; /* number of warps that share the tokens of a unit (8 channels) */
-constexpr fkv_u32 PF_QUADS = 2 / PF_SPLIT;          /* number of groups of four tokens per thread */
+constexpr fkv_u32 PF_SPLIT = PF_UNITS <= 8 ? 2 : 1;    /* number of warps that share the tokens of a unit (8 channels) */
+constexpr fkv_u32 PF_QUADS = PF_KEYS / 32 / PF_SPLIT;  /* number of groups of four tokens per thread */
+constexpr fkv_u32 PF_KEY_TURNS = (PF_UNITS + 15) / 16; /* number of units per thread; the warpgroup unpacks 16 units at a time */
+constexpr fkv_u32 PF_FOURS = (FKV_D + 127) / 128;      /* number of groups of four channels per lane, for pf_page_exponent() */
 
 /* Keys that a thread unpacks: one unit (8 channels) of each key in one or two groups of four tokens. Two groups are 32 tokens
  * apart. The assignment of units to threads avoids bank conflicts in the loads and stores of eight lanes. Offsets are in bytes,
@@ -105,17 +171,32 @@ FKV_FN pf_key_share pf_keys_of(fkv_shared s) {
             of < PF_UNITS && warp % PF_SPLIT == 0};
 }
 
+/* Returns the keys that a thread unpacks in turn `turn`. `own` are the keys of turn 0. */
+FKV_FN pf_key_share pf_next_keys(const pf_key_share &own, fkv_u32 turn) {
+    pf_key_share next = own;
+    next.any = next.first = own.unit_at / 16 + turn * 16 < PF_UNITS;
+    if (!next.any) return next;
+    next.codes_at += turn * (16 * 64);
+    next.unit_at += turn * (16 * 16);
+    next.tile_at += turn * (2 * PF_K_ROWS * 128);
+    next.offset_at += turn * (2 * PF_K_ROWS * 128);
+    return next;
+}
+
 struct pf_taken_keys {
     fkv_u32 codes[PF_QUADS][4];
-    fkv_u32 scales[4], four_scales[2],
-        four_biases[2];  /* scales of the unit; scales and biases of four channels, for pf_page_exponent() */
-    fkv_u32 scale, bias; /* scale and bias of the thread's channel */
-    fkv_u32 norms;       /* norms of two tokens */
+    fkv_u32 scales[4], four_scales[2 * PF_FOURS],
+        four_biases[2 * PF_FOURS]; /* scales of the unit; scales and biases for pf_page_exponent() */
+    fkv_u32 scale, bias;           /* scale and bias of the thread's channel */
+    fkv_u32 norms;                 /* norms of two tokens */
 };
 
 /* Returns the index (0 to 3) of the group of four V channels that the lane handles, among 16 channels. The assignment avoids bank
  * conflicts in the loads and stores of eight lanes. */
-FKV_FN fkv_u32 pf_quad(fkv_u32 lane) { return (lane / 8 + lane % 8 / 2) % 4; }
+FKV_FN fkv_u32 pf_quad(fkv_u32 lane) {
+    if (PF_WIDE) return lane / 4 % 2 + (lane / 8 + lane / 2) % 2 * 2;
+    return (lane / 8 + lane % 8 / 2) % 4;
+}
 
 /* Converts two norms from the page format to fp16. */
 FKV_FN fkv_u32 pf_norms_of(fkv_u32 two) {
@@ -138,6 +219,12 @@ FKV_FN fkv_u32 pf_norm_unit(fkv_u32 norms) {
     return exponent < 15 ? 0 : exponent > 29 ? 14 : exponent - 15;
 }
 
+/* Returns two norms of a page in the page format, or 0 if there are no norms for the lane. */
+FKV_FN fkv_u32 pf_take_norms(fkv_shared s, fkv_u32 page) {
+    fkv_u32 lane = s.index % 32;
+    return lane < PF_KEYS / 2 ? fkv_get4(s, page + FKV_V_SCALES + lane * 4) : 0;
+}
+
 /* Loads into registers the codes, scales and norms that this thread unpacks. If the page is open, the loaded bytes are not
  * used. */
 FKV_FN void pf_take_keys(fkv_shared s, const pf_key_share &own, int packed, pf_taken_keys &k) {
@@ -148,11 +235,14 @@ FKV_FN void pf_take_keys(fkv_shared s, const pf_key_share &own, int packed, pf_t
         pf_get_codes<FKV_K_BITS>(s, page + own.codes_at + i * (32 * FKV_K_ROW_BYTES), lane % 2 * 4,
                                  page + own.high_at + i * (32 * FKV_K_ROW_BYTES), lane % 4 * 2, k.codes[i]);
     fkv_get16(s, page + FKV_K_SCALES + own.unit_at, k.scales);
-    fkv_get8(s, four + FKV_K_SCALES, k.four_scales);
-    fkv_get8(s, four + FKV_K_BIASES, k.four_biases);
+    FKV_UNROLL for (fkv_u32 i = 0; i < PF_FOURS; i++) {
+        if (i > 0) four = page + (i * 128 + lane * 4 < FKV_D ? i * 256 + lane * 8 : 0);
+        fkv_get8(s, four + FKV_K_SCALES, k.four_scales + 2 * i);
+        fkv_get8(s, four + FKV_K_BIASES, k.four_biases + 2 * i);
+    }
     k.scale = fkv_get2(s, channel + FKV_K_SCALES);
     k.bias = fkv_get2(s, channel + FKV_K_BIASES);
-    k.norms = fkv_get4(s, page + FKV_V_SCALES + lane * 4);
+    k.norms = pf_take_norms(s, page);
 }
 
 FKV_FN fkv_u32 pf_times(fkv_u32 x, fkv_u32 y) { return fkv_fma_f16x2(x, y, 0x80008000u); }
@@ -160,7 +250,7 @@ FKV_FN fkv_u32 pf_times(fkv_u32 x, fkv_u32 y) { return fkv_fma_f16x2(x, y, 0x800
 /* Returns the biased float exponent of the larger of max |bias| and 1024 * max |scale|, over all channels of the page. */
 FKV_FN fkv_u32 pf_page_exponent(const pf_taken_keys &k) {
     float scale = 0, bias = 0;
-    FKV_UNROLL for (int n = 0; n < 4; n++) {
+    FKV_UNROLL for (fkv_u32 n = 0; n < 4 * PF_FOURS; n++) {
         scale = fkv_max(scale, fkv_abs(fkv_page_value(k.four_scales[n / 2] >> 16 * (n % 2) & 0xffffu)));
         bias = fkv_max(bias, fkv_abs(fkv_page_value(k.four_biases[n / 2] >> 16 * (n % 2) & 0xffffu)));
     }
@@ -262,8 +352,8 @@ FKV_FN float pf_open_factor(fkv_shared s, fkv_u32 factors_at, fkv_u32 number) {
     return fkv_page_value(fkv_get2(s, factors_at + number * 2));
 }
 
-/* Reads N (4 or 8) adjacent channels of a token in the open page at `page`, starting at channel d. All channels must be in one
- * group. SIDE: opened::fkv_k_shape or opened::fkv_v_shape, whose codes have 8 or 16 bits. */
+/* Reads N (4 or 8) adjacent channels of a token in the packed tile at `page`, starting at channel d. All channels must be in one
+ * group. SIDE: pf_open_k or pf_open_v, whose codes have 8 or 16 bits. */
 template <class SIDE, fkv_u32 N> FKV_FN void pf_take_open(fkv_shared s, fkv_u32 page, fkv_u32 token, fkv_u32 d, float *x) {
     constexpr fkv_u32 bits = SIDE::CODE_BITS, words = N * bits / 32;
     fkv_u32 w[words], at = page + SIDE::CODES_AT + (token * FKV_D + d) * (bits / 8);
@@ -285,7 +375,7 @@ FKV_FN void pf_put_open_keys(fkv_shared s, fkv_u32 unit_at, int stage, int packe
     for (fkv_u32 i = s.index; i < PF_KEYS * PF_UNITS; i += 128) {
         fkv_u32 unit = i % PF_UNITS, key = i / PF_UNITS;
         float x[8];
-        pf_take_open<opened::fkv_k_shape, 8>(s, page, key, unit * 8, x);
+        pf_take_open<pf_open_k, 8>(s, page, key, unit * 8, x);
         pf_words4 high, low;
         FKV_UNROLL for (fkv_u32 n = 0; n < 4; n++) {
             float a = x[pf_k_channel(2 * n)], b = x[pf_k_channel(2 * n + 1)];
@@ -302,8 +392,16 @@ FKV_FN void pf_put_open_keys(fkv_shared s, fkv_u32 unit_at, int stage, int packe
 FKV_FN void pf_put_keys(fkv_shared s, const pf_item &x, fkv_u32 tile, int stage, int packed, const pf_key_share &own,
                         const pf_taken_keys &k) {
     fkv_u32 key = pf_first_key(x, tile), at = (fkv_u32)(PF_AT_K + stage * PF_K_BYTES);
-    if (!pf_is_open(x, key / FKV_PAGE_TOKENS))
-        return pf_put_sealed_keys(s, s, at, pf_unit_at(tile), pf_offsets_at<fkv_shared>{s, at, 0}, key, own, k);
+    if (!pf_is_open(x, key / FKV_PAGE_TOKENS)) {
+        pf_put_sealed_keys(s, s, at, pf_unit_at(tile), pf_offsets_at<fkv_shared>{s, at, 0}, key, own, k);
+        FKV_UNROLL for (fkv_u32 turn = 1; turn < PF_KEY_TURNS; turn++) {
+            pf_key_share next = pf_next_keys(own, turn);
+            pf_taken_keys more;
+            pf_take_keys(s, next, packed, more);
+            pf_put_sealed_keys(s, s, at, pf_unit_at(tile), pf_offsets_at<fkv_shared>{s, at, 0}, key, next, more);
+        }
+        return;
+    }
     /* wait for the matrix products of the previous tile, because there is only one buffer for low-order parts */
     if (tile > 0) fkv_mbarrier_wait(s, pf_mbarrier(PF_K_EMPTY, (int)((tile - 1) % PF_STAGES)), (tile - 1) / PF_STAGES % 2);
     pf_put_open_keys(s, pf_unit_at(tile), stage, packed);
@@ -317,31 +415,38 @@ struct pf_taken_values {
 };
 
 /* Position, in the page and in the tile, of the first line (16 channels) that a thread unpacks. Consecutive lines of a thread are
- * 4 lines apart. */
+ * PF_STEP_LINES apart. */
 struct pf_value_share {
     fkv_u32 line;
     fkv_u32 codes_at, high_at, tile_at; /* high_at: position of the high bits of 3-bit codes */
     fkv_u32 levels[2]; /* the level table is kept in registers, because a constant table would be reloaded for each code */
 };
 FKV_FN pf_value_share pf_values_of(fkv_shared s) {
-    fkv_u32 line = s.index % 128 / 32, lane = s.index % 32, eight = lane % 8, channel = line * 16 + pf_quad(lane) * 4;
+    fkv_u32 lane = s.index % 32, line = PF_WIDE ? s.index % 128 / 16 : s.index % 128 / 32, eight = lane % (PF_KEYS / 8);
+    fkv_u32 channel = line * 16 + pf_quad(lane) * 4;
     fkv_u32 at = FKV_V_CODES + eight / 2 * (16 * FKV_V_ROW_BYTES) + (FKV_V_BITS == 4 ? eight % 2 * 64 : 0) + pf_quad(lane) * 16;
     pf_value_share own = {line,
-                          at + line * (FKV_V_BITS == 4 ? 128 : 64),
+                          at + line * PF_V_LINE_BYTES,
                           at + (FKV_D / 16 + line / 2) * 64,
-                          channel * 128 + (eight ^ (channel % 8)) * 16,
+                          pf_value_row(channel) * 128 + pf_value_unit(channel, eight) * 16,
                           {fkv_v_levels(0), fkv_v_levels(4)}};
     own.levels[0] |= fkv_zero(s), own.levels[1] |= fkv_zero(s);
     return own;
+}
+/* Returns the position in the tile of a thread's i-th line, given the position of its first line. */
+FKV_FN fkv_u32 pf_later_line(fkv_u32 tile_at, fkv_u32 i) {
+    if (!PF_WIDE) return tile_at + i * (4 * 16 * 128);
+    fkv_u32 column = i * (PF_STEP_LINES * 16 / PF_V_WIDTH);
+    return (tile_at ^ column % PF_V_FOLDS * (PF_KEYS * 2)) + column / PF_V_FOLDS * (PF_V_WIDTH * 128);
 }
 
 /* Loads into registers the codes and norms that this thread unpacks. If the page is open, the loaded bytes are not used. */
 FKV_FN void pf_take_values(fkv_shared s, const pf_value_share &own, int packed, pf_taken_values &v) {
     fkv_u32 page = (fkv_u32)(PF_AT_PACKED + packed * PF_PACKED_BYTES);
-    FKV_UNROLL for (fkv_u32 i = 0; i < PF_LINES; i++) if (own.line + 4 * i < FKV_D / 16)
-        pf_get_codes<FKV_V_BITS>(s, page + own.codes_at + i * (FKV_V_BITS == 4 ? 512 : 256), s.index % 2 * 4,
-                                 page + own.high_at + i * 128, own.line % 2 * 4 + s.index % 2 * 2, v.codes[i]);
-    v.norms = fkv_get4(s, page + FKV_V_SCALES + s.index % 32 * 4);
+    FKV_UNROLL for (fkv_u32 i = 0; i < PF_LINES; i++) if (own.line + PF_STEP_LINES * i < FKV_D / 16)
+        pf_get_codes<FKV_V_BITS>(s, page + own.codes_at + i * (PF_STEP_LINES * PF_V_LINE_BYTES), s.index % 2 * 4,
+                                 page + own.high_at + i * (PF_STEP_LINES * 32), own.line % 2 * 4 + s.index % 2 * 2, v.codes[i]);
+    v.norms = pf_take_norms(s, page);
 }
 
 /* Stores the values of eight tokens in one channel. The low byte of a stored fp16 value is a level, and the high byte contains
@@ -374,7 +479,7 @@ FKV_FN void pf_put_open_values(fkv_shared s, fkv_u32 first_key, int stage, int p
         FKV_UNROLL for (fkv_u32 pair = 0; pair < 4; pair++) {
             float y[2][4];
             FKV_UNROLL for (fkv_u32 n = 0; n < 2; n++) {
-                pf_take_open<opened::fkv_v_shape, 4>(s, page, eight * 8 + pair * 2 + n, quad * 4, y[n]);
+                pf_take_open<pf_open_v, 4>(s, page, eight * 8 + pair * 2 + n, quad * 4, y[n]);
                 FKV_UNROLL for (fkv_u32 c = 0; c < 4; c++) {
                     y[n][c] *= 0.25f;
                     if (!(fkv_abs(y[n][c]) < 65520.0f)) y[n][c] = 0.0f, bad |= 1u << (pair * 2 + n);
@@ -392,9 +497,9 @@ FKV_FN void pf_put_open_values(fkv_shared s, fkv_u32 first_key, int stage, int p
 template <class TO> FKV_FN void pf_put_sealed_values(TO to, fkv_u32 at, const pf_value_share &own, const pf_taken_values &v) {
     fkv_u32 up = ((15 + pf_norm_unit(pf_norms_of(v.norms))) << 10) * 0x10001u;
     FKV_UNROLL for (fkv_u32 i = 0; i < PF_LINES; i++) {
-        if (own.line + 4 * i >= FKV_D / 16) break;
+        if (own.line + PF_STEP_LINES * i >= FKV_D / 16) break;
         FKV_UNROLL for (fkv_u32 n = 0; n < 4; n++)
-            pf_put_eight(to, ((at + own.tile_at) ^ n * 16) + i * (4 * 16 * 128) + n * 128, v.codes[i][n], own.levels, up);
+            pf_put_eight(to, pf_later_line((at + own.tile_at) ^ n * 16, i) + n * 128, v.codes[i][n], own.levels, up);
     }
 }
 

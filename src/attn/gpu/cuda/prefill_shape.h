@@ -16,6 +16,7 @@ constexpr int PF_FEEDERS =
 static_assert(PF_ROWS == (PF_HALVES ? 64 : 128) && PF_THREADS == (PF_FEEDERS + 2) * 128,
               "rows and threads must match kernel_source.c");
 constexpr int PF_SHARED_LIMIT = 227 * 1024;
+constexpr bool PF_WIDE = FKV_SEALED && FKV_D > 128; /* true if a tile is half of a sealed page, which saves shared memory */
 constexpr bool PF_SCALED =
     FKV_K_BITS != 16 &&
     !FKV_K_SEALED; /* true if dot products must be multiplied by K's scales; sealed keys already include their scales */
@@ -26,31 +27,45 @@ constexpr bool PF_BIASED = PF_Q_HELD && PF_SCALED;                          /* t
 constexpr float PF_SUM_UNIT = 16384.0f / FKV_K_GROUP; /* if PF_BIASED is true, query sums are multiplied by this factor */
 
 constexpr int PF_Q_BYTES = PF_ROWS * PF_DP * 2;
+constexpr int PF_TO_SHARE_BYTES =
+    FKV_SEALED && !PF_WIDE ? FKV_BLOCK_BYTES : 0; /* packed page that this block unpacks for other blocks */
 constexpr int PF_FIXED_BYTES = 1024 + PF_PARTS * PF_Q_BYTES + PF_ROWS * 4 + PF_GROUPS * PF_ROWS * 4 + 192 + PF_ROWS +
-                               (FKV_SEALED ? 32 + 4 * 144 + FKV_BLOCK_BYTES : 0);
+                               (FKV_SEALED ? 32 + 4 * 144 : 0) + PF_TO_SHARE_BYTES;
 constexpr int PF_MORE_KEYS =
     FKV_K_SEALED ? 8 : 0; /* number of extra keys that hold the channel offsets of four sealed pages, two keys per page */
 constexpr int pf_tile_bytes(int keys) { return keys * PF_DP * 2; }
-constexpr int pf_low_bytes(int keys) { return FKV_K_SEALED ? pf_tile_bytes(keys) : 0; } /* low-order parts of open keys */
+/* Layout of a tile of values in a sealed layer: a row of 128 bytes holds the values of one channel for 64 tokens or, if a tile
+ * has only 32 tokens, of channel c and of channel c + PF_V_WIDTH. One matrix product covers PF_V_WIDTH adjacent channels. */
+constexpr int PF_V_FOLDS = PF_WIDE ? 2 : 1; /* number of channels per row */
+constexpr int PF_V_WIDTH = !PF_WIDE ? PF_COLS : PF_COLS % 256 == 0 ? 128 : 64;
+constexpr int pf_value_bytes(int keys) {
+    constexpr int channels = PF_V_FOLDS * PF_V_WIDTH;
+    return PF_WIDE ? (PF_DP + channels - 1) / channels * PF_V_WIDTH * 128 : pf_tile_bytes(keys);
+}
+/* low-order parts of open keys; score products of wide heads also read the 8 rows that follow */
+constexpr int pf_low_bytes(int keys) { return FKV_K_SEALED ? pf_tile_bytes(keys) + (PF_WIDE ? PF_MORE_KEYS * 128 : 0) : 0; }
 constexpr int pf_scales_bytes(int keys) { return PF_SCALED ? PF_GROUPS * keys * (PF_BIASED ? 4 : 8) : 0; }
 constexpr int pf_biases_bytes(int keys) { return PF_BIASED ? keys * 128 : 0; }
 constexpr int pf_packed_bytes(int keys) {
-    if (FKV_SEALED) return FKV_OPEN_BLOCK_BYTES > FKV_BLOCK_BYTES ? FKV_OPEN_BLOCK_BYTES : FKV_BLOCK_BYTES;
+    if (FKV_SEALED) { /* part of an open page, or a sealed page of which only a part is copied */
+        int open = FKV_OPEN_BLOCK_BYTES / FKV_PAGE_TOKENS * keys;
+        return open > FKV_BLOCK_BYTES ? open : FKV_BLOCK_BYTES;
+    }
     return FKV_PAGE_TOKENS <= keys
                ? keys / FKV_PAGE_TOKENS * FKV_BLOCK_BYTES
                : keys * (FKV_D * FKV_K_BITS / 8 + FKV_D * FKV_V_BITS / 8 + (FKV_K_BITS == 16 ? 0 : 4 * FKV_D / FKV_K_GROUP) +
                          (FKV_V_BITS == 16 ? 0 : 4 * FKV_D / FKV_V_GROUP));
 }
 constexpr bool pf_fits(int keys, int stages, int packed) {
-    int stage = pf_tile_bytes(keys + PF_MORE_KEYS) + pf_tile_bytes(keys) + pf_scales_bytes(keys) + pf_biases_bytes(keys);
+    int stage = pf_tile_bytes(keys + PF_MORE_KEYS) + pf_value_bytes(keys) + pf_scales_bytes(keys) + pf_biases_bytes(keys);
     return PF_FIXED_BYTES + pf_low_bytes(keys) + stages * stage + packed * pf_packed_bytes(keys) <= PF_SHARED_LIMIT;
 }
 constexpr int PF_KEYS = PF_DP > 128 ? (pf_fits(32, 1, 1) ? 32 : 16) : 64;
 constexpr int PF_STAGES = pf_fits(PF_KEYS, 3, 2) ? 3 : pf_fits(PF_KEYS, 2, 1) ? 2 : 1;
 constexpr int PF_PACKED = pf_fits(PF_KEYS, PF_STAGES, 3) ? 3 : pf_fits(PF_KEYS, PF_STAGES, 2) ? 2 : 1;
 constexpr int PF_K_ROWS = PF_KEYS + PF_MORE_KEYS;
-static_assert(!FKV_SEALED || (PF_DP <= 128 && FKV_PAGE_TOKENS == PF_KEYS),
-              "a sealed page must be one tile; see fkv_prefill_has_warpgroups()");
+static_assert(!FKV_SEALED || (FKV_PAGE_TOKENS == 64 && PF_KEYS == (PF_WIDE ? 32 : 64)),
+              "a sealed page must be one tile, or two tiles for wide heads; see fkv_prefill_has_warpgroups()");
 
 template <int BITS, int GROUP> struct pf_side {
     static constexpr int row_bytes = FKV_D * BITS / 8;
@@ -105,7 +120,7 @@ FKV_FN fkv_u32 pf_v_channel(fkv_u32 place) { return pf_v::channel(place, true); 
 constexpr int PF_GROUP_STEPS = FKV_D / PF_GROUPS / 16; /* number of matrix products (16 channels each) per scale group */
 
 /* shared memory layout, in bytes from the base */
-constexpr int PF_TILE_BYTES = pf_tile_bytes(PF_KEYS); /* size of a tile of values */
+constexpr int PF_TILE_BYTES = pf_value_bytes(PF_KEYS); /* size of a tile of values */
 constexpr int PF_K_BYTES = pf_tile_bytes(PF_K_ROWS);
 constexpr int PF_SCALES_BYTES = pf_scales_bytes(PF_KEYS);
 constexpr int PF_BIASES_BYTES = pf_biases_bytes(PF_KEYS);
@@ -118,7 +133,7 @@ constexpr int PF_AT_BIASES = PF_AT_V + PF_STAGES * PF_TILE_BYTES;
 constexpr int PF_AT_SCALES = PF_AT_BIASES + PF_STAGES * PF_BIASES_BYTES;
 constexpr int PF_AT_PACKED = PF_AT_SCALES + PF_STAGES * PF_SCALES_BYTES;
 constexpr int PF_AT_FACTORS = /* [rows] score factors, stored after the packed page that is unpacked for other blocks */
-    PF_AT_PACKED + PF_PACKED * PF_PACKED_BYTES + (FKV_SEALED ? FKV_BLOCK_BYTES : 0);
+    PF_AT_PACKED + PF_PACKED * PF_PACKED_BYTES + PF_TO_SHARE_BYTES;
 constexpr int PF_AT_SUMS = PF_AT_FACTORS + PF_ROWS * 4; /* [scale groups, rows] sums of the query values */
 constexpr int PF_AT_MBARRIERS = PF_AT_SUMS + PF_GROUPS * PF_ROWS * 4;
 constexpr int PF_AT_NONFINITE = PF_AT_MBARRIERS + 176; /* one byte per row: 1 if a non-finite value is visible to the row */

@@ -9,9 +9,10 @@
  * grid from a counter, so all blocks with lower places have already started. On a busy device, the last blocks of a group may be
  * unable to start before the first blocks end. A group therefore shares pages only if all its blocks start within
  * FKV_PREFILL_PATIENCE polls (pf_agree_to_share()). Results are bit-identical whether or not pages are shared. Launches must not
- * overlap.
+ * overlap. Blocks of wide heads (PF_WIDE) do not share pages, and FKV_PREFILL_SHARERS is 0.
  */
 
+#if FKV_PREFILL_SHARERS > 0
 /* Layout of the device memory. It starts with three counters: the number of blocks that have started, the number of blocks that
  * have ended, and the number of future launches in which blocks must not wait. The counters are followed by PF_RING_WORDS words
  * for each ring (see pf_share), by the decision of each group, and by the slots of all rings. Groups g and g + PF_RINGS use the
@@ -249,3 +250,4 @@ FKV_FN void pf_end_block(fkv_shared s, const pf_item &x) {
     fkv_u32 end = PF_DECISIONS_AT + pf_groups(x.table[FKV_STEP_N_TILES]) * FKV_G;
     for (fkv_u32 i = s.index; i < end; i += PF_THREADS) words[i] = i == PF_BACKOFF_AT && backoff > 0 ? backoff - 1 : 0;
 }
+#endif

@@ -73,7 +73,7 @@ FKV_FN void pf_fetch_query(const pf_item &x, const void *q, fkv_u32 row, fkv_u32
     }
 }
 
-#if FKV_SEALED && !FKV_ROTATE_K && FKV_ROW_TYPE != 0
+#if FKV_SEALED && !FKV_ROTATE_K && FKV_ROW_TYPE != 0 && FKV_D <= 128
 /* Stores the queries in shared memory as fp16 values. A warp converts all its rows at once, four adjacent channels per lane.
  * Called by all warps. */
 FKV_FN void pf_load_queries(fkv_shared s, const pf_item &x, const void *q) {
@@ -191,7 +191,8 @@ FKV_FN fkv_u32 pf_step_unit(int group, int step) { /* returns the index of the f
 constexpr int PF_REGS_MULTIPLY = FKV_SEALED ? 192 : 216;
 constexpr int PF_REGS_UNPACK = FKV_SEALED ? 256 - PF_REGS_MULTIPLY : 504 - 2 * PF_REGS_MULTIPLY;
 
-constexpr bool PF_TURNS = !FKV_SEALED; /* true if the two MMA warpgroups take turns in computing scores */
+constexpr int PF_SCORES = PF_WIDE ? PF_K_ROWS : PF_KEYS; /* number of keys, with or without channel offsets, per score product */
+constexpr bool PF_TURNS = !FKV_SEALED;                   /* true if the two MMA warpgroups take turns in computing scores */
 constexpr bool PF_SUMS_HELD = PF_SCALED && PF_GROUPS <= 2 && !PF_BIASED;
 
 /* State of a thread in an MMA warpgroup, kept between tiles. */
@@ -255,7 +256,9 @@ FKV_FN void pf_issue_group(fkv_shared s, int group, int stage, const pf_rows &r,
 FKV_FN void pf_issue_values(fkv_shared s, fkv_u32 v_at, const fkv_u32 *p, float *o) {
     FKV_UNROLL for (int step = 0; step < PF_KEYS / 16; step++) {
         if constexpr (FKV_SEALED != 0) /* the rows of the value tile are channels, so values are read like keys */
-            fkv_wg_scores_held<PF_COLS, true>(s, o, p + 4 * step, v_at + (fkv_u32)step * 2);
+            FKV_UNROLL for (int c = 0; c < PF_COLS / PF_V_WIDTH; c++) fkv_wg_scores_held<PF_V_WIDTH, true>(
+                s, o + c * (PF_V_WIDTH / 2), p + 4 * step,
+                v_at + (fkv_u32)(c / PF_V_FOLDS * (PF_V_WIDTH * 8) + c % PF_V_FOLDS * (PF_KEYS / 8) + step * 2));
         else
             fkv_wg_values<PF_KEYS, PF_COLS>(s, o, p + 4 * step, v_at + (fkv_u32)step * 128);
     }
@@ -380,21 +383,29 @@ FKV_FN void pf_score_offsets(fkv_shared s, int stage, pf_rows &r) {
     FKV_UNROLL for (int i = 0; i < 2; i++) r.offset[i] = sums[2 * i] + sums[2 * i + 1];
 }
 
-/* Computes the dot products x of the queries with the keys of one tile. An open page needs a second matrix product for the
- * low-order parts of its keys. For a shared page, the value products of the previous tile are issued right after the score
+/* Computes the dot products x of the queries with the keys of one tile. If PF_WIDE is true, the same products also compute the
+ * score offsets of a sealed page. An open page needs a second matrix product for the low-order parts of its keys, which must have
+ * as many accumulators as the first. For a shared page, the value products of the previous tile are issued right after the score
  * products. */
 template <bool SHARED>
 FKV_FN void pf_score(fkv_shared s, const pf_item &item, fkv_u32 key, int stage, fkv_u32 v_at, pf_rows &r, float *x) {
     fkv_wg_begin();
-    pf_issue_products<PF_KEYS, PF_K_ROWS, false>(s, 0, pf_keys_at(s, stage), r, x);
+    fkv_u32 k_at = pf_keys_at(s, stage);
+    if (PF_WIDE) fkv_wg_settle_bits<1>(&k_at); /* forces the addresses to be recomputed for each tile */
+    pf_issue_products<PF_SCORES, PF_K_ROWS, false>(s, 0, k_at, r, x);
     if (SHARED) pf_issue_values(s, v_at, r.p, r.o);
     fkv_wg_wait<SHARED ? 1 : 0>();
-    fkv_wg_settle<PF_KEYS / 2>(x);
-    if (SHARED || !pf_is_open(item, key / FKV_PAGE_TOKENS)) return;
+    fkv_wg_settle<PF_SCORES / 2>(x);
+    bool open = !SHARED && pf_is_open(item, key / FKV_PAGE_TOKENS);
+    if (PF_WIDE && !open)
+        FKV_UNROLL for (int i = 0; i < 2; i++) r.offset[i] = x[PF_KEYS / 2 + 2 * i] + x[PF_KEYS / 2 + 2 * i + 1];
+    if (!open) return;
     fkv_wg_begin();
-    pf_issue_products<PF_KEYS, PF_KEYS, true>(s, 0, s.unit + PF_AT_LOW / 16, r, x);
+    k_at = s.unit + PF_AT_LOW / 16;
+    if (PF_WIDE) k_at |= fkv_zero(s), r.q_at |= fkv_zero(s); /* the addresses of the first products must not be kept */
+    pf_issue_products<PF_SCORES, PF_KEYS, true>(s, 0, k_at, r, x);
     fkv_wg_wait<0>();
-    fkv_wg_settle<PF_KEYS / 2>(x);
+    fkv_wg_settle<PF_SCORES / 2>(x);
 }
 #else
 /* Computes the scores x of one tile, group by group, with the matrix products of two groups in flight. */
@@ -441,7 +452,7 @@ template <bool FIRST, bool SHARED> FKV_FN void pf_process_tile(fkv_shared s, con
     const int stage = (int)(tile % PF_STAGES), last_stage = (int)((tile + PF_STAGES - 1) % PF_STAGES);
     const int next_stage = (int)((tile + 1) % PF_STAGES);
     const fkv_u32 next_phase = (tile + 1) / PF_STAGES % 2, of_four = SHARED ? (tile - 1) % PF_FOUR : 0;
-    float x[PF_KEYS / 2];
+    float x[PF_SCORES / 2];
     float shrink[2];
     fkv_u32 key = pf_first_key(item, tile);
     fkv_u32 v_at = r.v_at + (fkv_u32)last_stage * (PF_TILE_BYTES / 16);
@@ -459,7 +470,7 @@ template <bool FIRST, bool SHARED> FKV_FN void pf_process_tile(fkv_shared s, con
     if (!PF_Q_HELD) fkv_wg_settle_bits<1>(&r.q_at);
     if (PF_TURNS) fkv_mbarrier_wait(s, pf_mbarrier(PF_TURN, r.group), (tile + 1 + (fkv_u32)r.group) % 2);
 #if FKV_SEALED
-    if (SHARED ? of_four == 0 : !pf_is_open(item, key / FKV_PAGE_TOKENS))
+    if (!PF_WIDE && (SHARED ? of_four == 0 : !pf_is_open(item, key / FKV_PAGE_TOKENS)))
         pf_score_offsets(s, stage, r);
     else if (!SHARED)
         r.offset[0] = r.offset[1] = 0; /* an open page has no channel offsets */
@@ -569,13 +580,13 @@ FKV_FN void pf_multiply(fkv_shared s, const pf_item &x, const float *sink_logits
     fkv_u32 row = pf_first_row(s);
     pf_begin_rows(s, x, row, r);
     fkv_u32 n_tiles = fkv_uniform(x.n_tiles);
-#if FKV_SEALED
+#if FKV_SEALED && FKV_PREFILL_SHARERS > 0
     fkv_u32 shared_end = fkv_uniform(x.shared_end);
 #endif
     fkv_mbarrier_wait(s, pf_mbarrier(PF_FULL, 0), 0);
     pf_process_tile<true, false>(s, x, 0, r);
     fkv_u32 tile = 1;
-#if FKV_SEALED
+#if FKV_SEALED && FKV_PREFILL_SHARERS > 0
     for (; tile < shared_end; tile++) pf_process_tile<false, true>(s, x, tile, r);
 #endif
     for (; tile < n_tiles; tile++) pf_process_tile<false, false>(s, x, tile, r);
@@ -591,7 +602,7 @@ FKV_FN void pf_multiply(fkv_shared s, const pf_item &x, const float *sink_logits
 FKV_FN void fkv_attend_prefill(fkv_place place, fkv_u32 *shared, const void *q, const void *pool FKV_OPEN_POOL,
                                const fkv_u32 *table, const float *sink_logits, void *out) {
     fkv_shared s = fkv_shared_make(shared, place.index);
-#if FKV_SEALED
+#if FKV_SEALED && FKV_PREFILL_SHARERS > 0
     place = pf_take_number(s, place, ring, table);
 #endif
     pf_item x = pf_item_at((const fkv_u8 *)pool FKV_OPEN_GIVEN, table, place.x, place.y, place.z);
@@ -610,7 +621,7 @@ FKV_FN void fkv_attend_prefill(fkv_place place, fkv_u32 *shared, const void *q, 
         if (FKV_SEALED) fkv_mbarrier_init(s, pf_mbarrier(PF_TO_SHARE_FULL, 0), 1);
         fkv_mbarriers_ready();
         pf_load_first_tiles(s, x, 0, 1);
-#if FKV_SEALED
+#if FKV_SEALED && FKV_PREFILL_SHARERS > 0
         x.shared_end = pf_decide_shared_end(s, x); /* decided first, because it determines the block's second tile */
         pf_load_first_page_to_share(s, x);
 #endif
@@ -624,7 +635,7 @@ FKV_FN void fkv_attend_prefill(fkv_place place, fkv_u32 *shared, const void *q, 
     pf_clear_marks(s, x);
     fkv_publish();
     fkv_sync();
-#if FKV_SEALED
+#if FKV_SEALED && FKV_PREFILL_SHARERS > 0
     x.shared_end = fkv_get4(s, PF_AT_SHARED_END);
 #endif
     if ((int)s.index < 128 * PF_FEEDERS) {
@@ -636,7 +647,7 @@ FKV_FN void fkv_attend_prefill(fkv_place place, fkv_u32 *shared, const void *q, 
     }
     fkv_sync();
     pf_store_outputs(s, x, out);
-#if FKV_SEALED
+#if FKV_SEALED && FKV_PREFILL_SHARERS > 0
     pf_end_block(s, x);
 #endif
 }

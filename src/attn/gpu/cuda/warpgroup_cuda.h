@@ -49,7 +49,7 @@ FKV_FN fkv_u32 fkv_uniform(fkv_u32 x) { return __shfl_sync(0xffffffffu, x, 0); }
 template <int KEYS, bool ADD> FKV_FN void fkv_wg_scores(fkv_shared, float *d, fkv_u32 q_at, fkv_u32 k_at) {
     fkv_u64 a = FKV_WG_DESCRIPTOR(q_at);
     fkv_u64 b = FKV_WG_DESCRIPTOR(k_at);
-    static_assert(KEYS == 8 || KEYS == 16 || KEYS == 32 || KEYS == 64, "unsupported tile size");
+    static_assert(KEYS == 8 || KEYS == 16 || KEYS == 32 || KEYS == 40 || KEYS == 64, "unsupported tile size");
     if constexpr (KEYS == 8) /* d must be initialized, because it is an input even if the product overwrites it */
         asm volatile("wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 {%0,%1,%2,%3}, %4, %5, %6, 1, 1, 0, 0;"
                      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
@@ -61,6 +61,16 @@ template <int KEYS, bool ADD> FKV_FN void fkv_wg_scores(fkv_shared, float *d, fk
     else if constexpr (KEYS == 64)
         asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {" FKV_REGS32 "}, %32, %33, 0, 1, 1, 0, 0;"
                      : FKV_ACC32("=f", d, 0)
+                     : "l"(a), "l"(b));
+    else if constexpr (KEYS == 40 && ADD)
+        asm volatile("wgmma.mma_async.sync.aligned.m64n40k16.f32.f16.f16 {" FKV_REGS16
+                     ",%16,%17,%18,%19}, %20, %21, 1, 1, 1, 0, 0;"
+                     : FKV_ACC16("+f", d, 0), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19])
+                     : "l"(a), "l"(b));
+    else if constexpr (KEYS == 40)
+        asm volatile("wgmma.mma_async.sync.aligned.m64n40k16.f32.f16.f16 {" FKV_REGS16
+                     ",%16,%17,%18,%19}, %20, %21, 0, 1, 1, 0, 0;"
+                     : FKV_ACC16("=f", d, 0), "=f"(d[16]), "=f"(d[17]), "=f"(d[18]), "=f"(d[19])
                      : "l"(a), "l"(b));
     else if constexpr (KEYS == 32 && ADD)
         asm volatile("wgmma.mma_async.sync.aligned.m64n32k16.f32.f16.f16 {" FKV_REGS16 "}, %16, %17, 1, 1, 1, 0, 0;"
