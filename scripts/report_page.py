@@ -355,10 +355,13 @@ COMPARISONS = (
     ("Sealed pages on an H200, by history length", "lengths_gpu",
      "The table compares flatkv with MLX's bf16 attention, measured in the same run, for 512 queries (prefill) and one query (decode). The shape is 32/8/128. "
      "The number of cached tokens includes the queries."),
+    ("Prefill of wide heads on an H200", "wide_gpu",
+     "The shape is 32/2/256, with 512 queries, which are included in the number of cached tokens. MLX's attention allocates memory that grows with the number of cached tokens here, probably for the scores."),
     ("Latent layers on an H200", "latent_gpu",
      "The layer has 16 query heads, 512 latent channels in 8 bits and 64 RoPE channels in 16 bits, as in multi-head latent attention (MLA). MLX's scaled_dot_product_attention reads bf16 keys of 576 channels, whose first 512 channels are also the values. "
      "Prefill has 512 queries, which are included in the number of cached tokens. The latent channels of this benchmark are not rotated, so queries have three bytes; in the default configuration of models, the latent channels are rotated, and queries have two bytes. The times include appending the RoPE channels of the queries to the output, which chained calls need."),
-    ("2-bit and TurboQuant pages on an H200", "small_codecs_gpu", "The table shows decode times measured with `bench_attn --device mlx`."),
+    ("Pages of 2 and 3 bits and TurboQuant pages on an H200", "small_codecs_gpu",
+     "The table shows attention times measured with `bench_attn --device mlx`. `s2` and `s3` are sealed pages, and `2/2` are rows of 2-bit codes. Prefill has 512 queries, which are included in the number of cached tokens."),
     ("Decode kernels on an H200", "kernels_gpu", "The kernels are launched directly, without MLX. The column \"bandwidth limit\" shows the time needed to read the packed bytes at the measured memory bandwidth."),
     ("Decode steps on an H200", "decode_step_gpu", "`bench_decode_mlx` runs a model with the shape of Llama-3-8B, random 4-bit weights and 131072 cached tokens on the CUDA wheel of MLX 0.32.2. "
      "The row \"MLX bf16\" uses MLX's attention over constant keys and values. In the first run, flatkv's kernel computes the products with weights in all rows of the table, including this row. The column \"MLX's products\" shows a second run, with `--mlx-products`. The memory columns are from the first run."),

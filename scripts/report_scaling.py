@@ -101,7 +101,7 @@ def panels(sweeps: dict, gpu: dict[str, list[dict]]) -> list[Panel]:
         Panel("CPU, prefill of 512", "cached tokens", "ms", lines_of(prefill, cached, "ms_p50"), queries=512),
         Panel("H200, decode", "cached tokens", "\u00b5s", gpu_lines(gpu["decode_lengths"])),
         Panel("H200, prefill of 512", "cached tokens", "\u00b5s", gpu_lines(gpu["prefill_lengths"]), queries=512),
-        Panel("H200, decode, 8192 cached tokens per sequence", "sequences", "\u00b5s", gpu_lines(gpu["decode_batches"], "batch")),
+        Panel("H200, decode, 4096 cached tokens per sequence", "sequences", "\u00b5s", gpu_lines(gpu["decode_batches"], "batch")),
         Panel("H200, energy of a decode call", "cached tokens", "mJ", gpu_lines(gpu["decode_lengths"], key="joules", factor=1e3)),
         Panel("CPU, memory of the decode cases", "cached tokens", "MiB", lines_of(decode, cached, "memory_bytes", 1 / (1 << 20))),
         Panel("CPU, decode, 8192 cached tokens per sequence", "sequences", "ms", lines_of(batch, lambda c: c["sequences"], "ms_p50") + limit_of(batch, lambda c: c["sequences"])),
@@ -193,7 +193,8 @@ def style_sheet() -> str:
 
 def energy(sweeps: dict) -> str:
     measured = any(s.get("joules") for sweep in sweeps.values() for case in sweep["cases"] for s in case["subjects"])
-    return "The file scaling.json has the energy per call." if measured else "Energy: this machine has no energy counters."
+    cpu = "The file scaling.json has the energy of calls on the CPU." if measured else "The CPU machine has no energy counters."
+    return f"{cpu} Energy on the H200 is that of the whole GPU."
 
 
 def read(folder: pathlib.Path, name: str) -> dict:
@@ -220,7 +221,7 @@ def picture(folder: pathlib.Path) -> str:
     places = [(MARGIN / 2 + PANEL_WIDTH * (i % COLUMNS), TOP + PANEL_HEIGHT * (i // COLUMNS)) for i in range(rows * COLUMNS)]
     for panel, place in zip(drawn, places):
         out += draw_panel(panel, *place)
-    out += legend(*places[len(drawn)], ["Medians of single calls.", energy(sweeps)])
+    out += legend(*places[len(drawn)], ["Medians of single calls.", *energy(sweeps).replace(". ", ".\n").split("\n")])
     return "\n".join([*out, "</svg>"]) + "\n"
 
 

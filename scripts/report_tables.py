@@ -359,9 +359,22 @@ def lengths_gpu(results):
     rows = {}
     for what in ("prefill", "decode"):
         for r in results.file(f"{GPU}/{what}_lengths")["result"]["results"]:
-            rows.setdefault(r["cached"], []).extend(three_digits(r[key]) for key in ("us_chained", "us_single"))
-    head = [f"{what}, {who}{single}" for what in ("prefill", "decode") for who in ("flatkv", "MLX bf16") for single in ("", ", single call")]
-    return markdown(["microseconds, by cached tokens", *head], [[str(length), *cells] for length, cells in sorted(rows.items())])
+            for key in ("us_chained", "us_single"):
+                rows.setdefault(r["cached"], {})[what, r["who"], key] = three_digits(r[key])
+    columns = [(what, who, key) for what in ("prefill", "decode") for who in ("flatkv fused", "MLX bf16") for key in ("us_chained", "us_single")]
+    head = [f"{what}, {who.removesuffix(' fused')}{', single call' if key == 'us_single' else ''}" for what, who, key in columns]
+    return markdown(["microseconds, by cached tokens", *head], [[str(length), *(cells.get(c, "-") for c in columns)] for length, cells in sorted(rows.items())])
+
+
+def wide_gpu(results):
+    """Prefill of wide heads by history length: sealed pages and 8/4 next to MLX's bf16 attention."""
+    rows = {}
+    for r in results.file(f"{GPU}/prefill_wide")["result"]["results"]:
+        who = r["who"] if r["who"].startswith("MLX") else r["case"].rsplit(" ", 1)[1]
+        rows.setdefault(r["cached"], {})[who] = [three_digits(r[key]) for key in ("us_chained", "us_single")]
+    columns = ("sealed", "8/4", "MLX bf16")
+    head = [f"{who}{single}" for who in columns for single in ("", ", single call")]
+    return markdown(["microseconds, by cached tokens", *head], [[str(length), *(cell for who in columns for cell in by[who])] for length, by in sorted(rows.items())])
 
 
 def latent_gpu(results):
@@ -376,9 +389,10 @@ def latent_gpu(results):
 
 
 def small_codecs_gpu(results):
-    """bench_attn --device mlx for 2-bit and TurboQuant pages."""
-    found = results.file(f"{GPU}/decode")["result"]["results"]
-    return markdown(["microseconds per chained call, 32/8/128, 131072 cached", "flatkv"], [[r["case"], three_digits(r["us_chained"])] for r in found])
+    """bench_attn --device mlx for pages of 2 and 3 bits and TurboQuant pages."""
+    found = [r for name in ("decode", "prefill_narrow") for r in results.file(f"{GPU}/{name}")["result"]["results"]]
+    rows = [[r["case"], str(r["cached"]), *(three_digits(r[key]) for key in ("us_chained", "us_single"))] for r in found]
+    return markdown(["microseconds, 32/8/128", "cached tokens", "per call, chained", "single call"], rows)
 
 
 def rate_row(r):
@@ -541,7 +555,7 @@ def outside_checks(results):
 
 
 MADE = (flat, attention_cpu, attention_cpu_128, attention_llama, read_roof, attention_codecs, attention_mlx_lm, models_cpu, models_cpu_vnni, quality, calibrated)
-MADE += (decode_step_gpu, attention_gpu, sealed_gpu, lengths_gpu, latent_gpu, small_codecs_gpu, kernels_gpu, python_model, python_decode, python_batch, python_lengths)
+MADE += (decode_step_gpu, attention_gpu, sealed_gpu, lengths_gpu, wide_gpu, latent_gpu, small_codecs_gpu, kernels_gpu, python_model, python_decode, python_batch, python_lengths)
 MADE += (python_soak, python_census, python_turns, hybrid_turns, hybrid_rates, hybrid_chat, hybrid_codecs, hybrid_states, python_key_biases)
 MADE += (families, outside_checks, speed)
 TABLES = {f.__name__: f for f in MADE}
