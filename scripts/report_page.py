@@ -194,7 +194,7 @@ def needles(machine):
     order = ["needle", *REAL_MODELS]
     rows.sort(key=lambda r: (order.index(r[0].split()[0]), int(r[1]), r[0]))
     lines.append(
-        "In this test, facts are inserted into the text of a book, and the model is asked for these facts at the end of the text. With `--together`, all facts that are tested at the "
+        "In this test, facts are inserted into the text of a book, and the model is asked to recall these facts at the end of the text. With `--together`, all facts that are tested at the "
         "same context length share one haystack. Each square represents one depth, which is the position of the fact between the beginning and the end of the text. A filled square represents a correct answer."
     )
     lines.append(table(["model, cache", "tokens", "found", "depths"], rows))
@@ -254,7 +254,7 @@ def memory(machine):
             ]
         )
     return [
-        "The table shows the anonymous memory of the process, in MiB, while the whole context is filled. The memory used at program start and the weights are not included.",
+        "The table shows the anonymous memory of the process, in MiB, while a prompt fills the whole context. The memory used at program start and the weights are not included.",
         table(["model, cache", "tokens", "plan", "after open", "peak", "peak - plan", "peak - open", "flat"], rows),
         *machine.sources.cite(records),
     ]

@@ -568,7 +568,7 @@ typedef struct random_seq {
     uint32_t length;
 } random_seq;
 
-/* Runs random operations on several sequences that have the same tokens but different lengths. */
+/* Runs random operations on several sequences of different lengths, all of which are prefixes of the same tokens. */
 static void run_random_seed(const subject *s, uint64_t seed) {
     enum { N_MOVES = 120 };
     char path[512];

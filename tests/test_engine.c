@@ -735,7 +735,7 @@ static void note_masked(void *user, const fkv_event *e) {
     if (e->kind == FKV_EVENT_STARTED || e->reason != FKV_FINISH_FAILED) return;
     m->n_failed += e->message != NULL && strcmp(e->message, m->fail_at != 0 ? "the grammar ends here" : "the device broke") == 0;
     (void)fkv_fail(FKV_BAD_ARGUMENT,
-                   "message of an earlier failure"); /* a callback that calls the library may overwrite the message */
+                   "message from an earlier failure"); /* a callback that calls the library may overwrite the message */
 }
 
 static void submit_masked(fixture *w, masked *m, uint32_t seed) {

@@ -46,7 +46,7 @@ static fkv_weights *config_of(const char *inner) {
     return weights;
 }
 
-/* Builds a file, which consists of the header length, the header (padded with spaces to a multiple of 8 bytes) and data_bytes
+/* Builds a file that consists of the header length, the header (padded with spaces to a multiple of 8 bytes) and data_bytes
  * zeros. */
 static size_t make_file(const char *header, size_t data_bytes, uint8_t file[MAX_FILE]) {
     const uint64_t n = (strlen(header) + 7) / 8 * 8;

@@ -326,8 +326,8 @@ static mlx_array masked(const query_block *b, mlx_array scores, uint32_t begin, 
     return fkv_mlx_reshape(g, apart, FKV_MLX_SHAPE(heads, (int)b->n * per_kv, n_tokens));
 }
 
-/* Merges tokens [begin, end) of one tile into the running state of the block. `form` is the pool (open or sealed pages) that the
- * tile is read from. */
+/* Merges tokens [begin, end) of one tile into the running state of the block. `form` selects the pool (open or sealed pages)
+ * from which the tile is read. */
 static void fold_tile(query_block *b, const fkv_mlx_layer *form, uint32_t begin, uint32_t end) {
     fkv_mlx_graph *g = &b->mlx->graph;
     const uint32_t mark = fkv_mlx_graph_mark(g);
@@ -428,7 +428,7 @@ static mlx_array merged_denominator(const query_block *b) {
     return fkv_mlx_add(g, b->total, fkv_mlx_reshape(g, sinks, FKV_MLX_SHAPE(heads, (int)b->n * per_kv, 1)));
 }
 
-/* Returns the attention output of the block: [n, H, D] of `type`. */
+/* Returns the attention output of the block, an array [n, H, D] with elements of `type`. */
 static mlx_array block_result(const query_block *b, mlx_dtype type) {
     fkv_mlx_graph *g = &b->mlx->graph;
     const fkv_attn_layer *attn = b->layer->attn;

@@ -107,11 +107,12 @@ fkv_status fkv_model_load(const char *path, const fkv_model_config *config, fkv_
     const fkv_model_backend *backend = NULL;
     FKV_TRY(fkv_model_backend_find(config->backend, &backend));
     fkv_model *m = calloc(1, sizeof *m);
-    FKV_REQUIRE(m != NULL, FKV_NO_MEMORY, "out of memory allocating the model");
+    FKV_REQUIRE(m != NULL, FKV_NO_MEMORY, "out of memory while allocating the model");
     m->config = *config;
     m->backend = backend;
     m->path = strdup(path);
-    fkv_status status = m->path != NULL ? open_model(path, m) : fkv_fail(FKV_NO_MEMORY, "out of memory allocating the model");
+    fkv_status status =
+        m->path != NULL ? open_model(path, m) : fkv_fail(FKV_NO_MEMORY, "out of memory while allocating the model");
     if (status != FKV_OK) {
         fkv_model_close(m);
         return status;

@@ -11,7 +11,7 @@ fkv_reply_syntax fkv_reply_syntax_of(const fkv_model *model) {
 fkv_status fkv_reply_open(const fkv_model *model, const fkv_reply_config *config, fkv_reply **reply) {
     FKV_REQUIRE(model != NULL && config != NULL && reply != NULL && config->on_event != NULL, FKV_BAD_ARGUMENT,
                 "fkv_reply_open: model, config, reply or on_event is NULL");
-    FKV_REQUIRE(model->tokenizer != NULL, FKV_UNSUPPORTED,
-                "%s: the model was loaded from a config.json alone and has no tokenizer", model->path);
+    FKV_REQUIRE(model->tokenizer != NULL, FKV_UNSUPPORTED, "%s: the model was loaded from config.json alone and has no tokenizer",
+                model->path);
     return fkv_reply_create(model->tokenizer, fkv_weights_vocab(model->weights)->chat_template, config, reply);
 }

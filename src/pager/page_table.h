@@ -1,4 +1,4 @@
-/* Page tables: map the logical pages of a sequence to pages of the pool, and determine which logical pages a sequence of a given
+/* Page tables map the logical pages of a sequence to pages of the pool. They determine which logical pages a sequence of a given
  * length holds. */
 #ifndef FKV_PAGE_TABLE_H
 #define FKV_PAGE_TABLE_H

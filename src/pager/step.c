@@ -59,7 +59,8 @@ static fkv_status mark_rows(fkv_pager *pager, const fkv_row *rows, uint32_t n_ro
 
 /* ---- begin ---- */
 
-/* Returns the table entry of the partially filled page to which the row appends, or NULL if the row starts a new page. */
+/* Returns the table entry of the partially filled page to which the tokens of the row are appended, or NULL if the row starts a
+ * new page. */
 static uint32_t *tail_entry(const fkv_pager *pager, uint32_t group, const fkv_step_row *row) {
     if (row->start % pager->spec.page_tokens == 0) return NULL;
     return fkv_table_entry(&pager->groups[group], row->slot, row->start / pager->spec.page_tokens);

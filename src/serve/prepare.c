@@ -55,8 +55,8 @@ json_t *prepare_json(exchange *x) {
 
 /* ---- generation ---- */
 
-/* Limits max_tokens to the remaining context. The Messages API requires max_tokens, and clients often send a value that is meant
- * for models with a larger context. Ollama also ends an answer when the context is full. */
+/* Limits max_tokens to the remaining context. The Messages API requires max_tokens, and clients often send a value intended for
+ * models with a larger context. Ollama also ends an answer when the context is full. */
 static void fit_answer(exchange *x) {
     const uint32_t most = x->m->max_request_tokens;
     const size_t n_prompt = x->jobs[0].prompt.n;

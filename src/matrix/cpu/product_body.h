@@ -213,8 +213,8 @@ static void float_product(const fkv_panels *panels, const fkv_activations *in, u
 
 MATRIX_KINDS(KIND_FUNCTION, product_kind)
 
-/* Declared inline, because files with integer product kernels do not call this function, and the compiler must not warn about an
- * unused function. */
+/* Declared inline to avoid a warning about an unused function: files with integer product kernels do not call
+ * it. */
 static inline void kernel_product(const fkv_panels *panels, const fkv_activations *in, uint32_t token, uint32_t n_tokens,
                                   float *out, size_t out_stride) {
     EACH_MATRIX_KIND(product_kind)

@@ -546,7 +546,7 @@ static fkv_status make_heads(const loading *l, const float *values, uint32_t n_r
 }
 
 /* Reads the projections of one head, which map the latent vector to keys and values. k: [nope_dim, latent dim]; v: [latent dim,
- * v_dim]; rows: scratch memory of the size of the larger one */
+ * v_dim]; rows: scratch memory, as large as the larger of k and v */
 static void read_head(const fkv_latent *latent, const fkv_layer_tensors *t, uint32_t head, float *k, float *v, float *rows) {
     const uint32_t n = latent->nope_dim;
     const uint32_t d = latent->dim;

@@ -68,7 +68,8 @@ FKV_FN void fkv_merge_splits(const fkv_merge_row &row, fkv_merge_batch batch, fl
         FKV_UNROLL
         for (int d = 0; d < 4; d++) {
             x[k][d] = n_ranges <= 1 ? range[k][d] : fkv_add(x[k][d], range[k][d]);
-            if (n_ranges < FKV_MERGE_RANGES) x[k][d] = fkv_add(x[k][d], 0.0f); /* adds the empty ranges, which turns -0 into +0 */
+            if (n_ranges < FKV_MERGE_RANGES)
+                x[k][d] = fkv_add(x[k][d], 0.0f); /* -0 becomes +0: the sums of empty ranges are +0 */
         }
     }
 }

@@ -145,7 +145,7 @@ constexpr int PF_AT_SHARED_END = PF_AT_NUMBER + 12;    /* pf_item.shared_end, co
 constexpr int PF_AT_THROUGH = PF_AT_NUMBER + 8;        /* number of shared tiles that are finished (prefill_share.h) */
 constexpr int PF_AT_END = FKV_SEALED ? PF_AT_NUMBER + 16 : PF_AT_UNITS;
 constexpr int PF_OUT_STRIDE =
-    FKV_D + 4; /* stride of the output rows, in floats; output rows may overwrite all data before PF_AT_NONFINITE */
+    FKV_D + 4; /* stride of the output rows, in floats; output rows may overwrite everything before PF_AT_NONFINITE */
 constexpr int PF_OUT_BYTES = PF_ROWS * PF_OUT_STRIDE * 4;
 constexpr int PF_USED_BYTES = PF_AT_END;
 constexpr int PF_SHARED_BYTES = 1024 + (PF_USED_BYTES > PF_OUT_BYTES ? PF_USED_BYTES : PF_OUT_BYTES);

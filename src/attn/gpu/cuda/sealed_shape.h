@@ -28,7 +28,7 @@ constexpr int SD_TILE = 32 * SD_PARTS;
 constexpr int SD_OWN = SD_GROUP * SD_PARTS;            /* tokens per thread */
 constexpr fkv_u32 SD_TURN = FKV_PAGE_TOKENS / SD_TILE; /* tiles per page; one stream processes all tiles of a page */
 
-/* Number of dwords with key codes that a thread loads per token. A dword holds 8 codes of 4 bits, or 16 narrower codes (without
+/* Number of dwords of key codes that a thread loads per token. A dword holds eight 4-bit codes or 16 narrower codes (without
  * the high bits of 3-bit codes). */
 constexpr int SD_K_LINES = FKV_K_BITS == 4 ? SD_UNITS : SD_UNITS / 2;
 
