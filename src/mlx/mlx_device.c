@@ -99,6 +99,8 @@ static bool is_on_gpu(const fkv_mlx_config *config) {
     return status == FKV_OK && is_gpu;
 }
 
+enum { MLX_PAGE_BYTES = 16384 };
+
 /* Returns the size of the largest pool of latent pages; in a sealed layer, the size of its two pools. In the plain method on a
  * GPU, the first write of a step to a latent pool copies the pool, because MLX still holds a reference to it after the previous
  * evaluation. */
@@ -119,19 +121,34 @@ static uint64_t latent_copy_bytes(const fkv_shape *shape) {
     return most;
 }
 
+/* Returns the size of the arrays with the channel orders of calibrated keys, which the fused method allocates for each layer. */
+static uint64_t channel_order_bytes(const fkv_shape *shape) {
+    uint64_t bytes = 0;
+    for (uint32_t l = 0; l < shape->n_layers; l++) {
+        const fkv_layer_config *layer = fkv_shape_layer(&shape->config, l);
+        fkv_attn_layer attn;
+        if (fkv_shape_is_state(layer) || fkv_shape_attn(&shape->config, layer, &attn) != FKV_OK || !attn.calibrated) continue;
+        const uint64_t words = (uint64_t)attn.n_kv_heads * fkv_kernel_order_words(&attn);
+        bytes += (words * sizeof(uint32_t) + MLX_PAGE_BYTES - 1) / MLX_PAGE_BYTES * MLX_PAGE_BYTES;
+    }
+    return bytes;
+}
+
 /* Returns the number of bytes that MLX needs in addition to the pools. On a GPU, MLX rounds the size of an array up to whole
  * memory pages, and the plain method copies latent pools. The fused method on CUDA also allocates counters for each layer, and a
  * ring buffer, in which the thread blocks of a prefill share unpacked pages. All layers share one ring buffer, which is large
  * enough for each of them. */
 static uint64_t mlx_extra_bytes(const fkv_shape *shape, const void *options) {
-    enum { MLX_PAGE_BYTES = 16384 };
     const fkv_mlx_config usual = fkv_mlx_config_default();
     const fkv_mlx_config *config = options != NULL ? options : &usual;
     bool has_metal = false;
     if (!is_on_gpu(config)) return 0;
     const uint64_t rounding = (shape->slab.n_layers + count_states(shape)) * MLX_PAGE_BYTES;
-    const uint64_t plain = rounding + latent_copy_bytes(shape);
-    if (config->way == FKV_MLX_PLAIN || mlx_metal_is_available(&has_metal) != 0 || has_metal) return plain;
+    uint64_t plain = rounding + latent_copy_bytes(shape);
+    if (config->way == FKV_MLX_PLAIN) return plain;
+    const uint64_t orders = channel_order_bytes(shape);
+    plain += orders;
+    if (mlx_metal_is_available(&has_metal) != 0 || has_metal) return plain;
     uint64_t most = 0;
     for (uint32_t l = 0; l < shape->n_layers; l++) {
         fkv_attn_layer attn;
@@ -142,7 +159,7 @@ static uint64_t mlx_extra_bytes(const fkv_shape *shape, const void *options) {
         const uint64_t bytes = fkv_prefill_ring_bytes(FKV_KERNEL_CUDA, &attn);
         most = bytes > most ? bytes : most;
     }
-    return rounding + most + MLX_PAGE_BYTES + (uint64_t)shape->n_layers * FKV_MERGE_COUNTERS * sizeof(uint32_t);
+    return rounding + orders + most + MLX_PAGE_BYTES + (uint64_t)shape->n_layers * FKV_MERGE_COUNTERS * sizeof(uint32_t);
 }
 
 /* Returns the available memory, which on a GPU is MLX's memory limit minus the memory that MLX uses. */

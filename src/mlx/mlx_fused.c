@@ -53,6 +53,16 @@ static fkv_status open_kernel(const fkv_mlx_state *mlx, const fkv_attn_layer *la
     return status;
 }
 
+/* Returns the layer for which kernels for rows of this type are compiled. */
+static fkv_attn_layer shape_for(const fkv_mlx_layer *layer, fkv_type rows) {
+    fkv_attn_layer shape = *layer->attn;
+    shape.row_type = rows;
+    shape.block = *layer->block; /* kernels treat the pool of open pages as a separate layer */
+    shape.sealed = layer->open != NULL;
+    shape.calibrated = layer->orders.ctx != NULL;
+    return shape;
+}
+
 /* Returns the kernel for rows of this type. Creates the kernel on first use. Sets the failure flag of the graph if this fails. */
 static fkv_mlx_kernel *kernel_for(fkv_mlx_state *mlx, const fkv_mlx_layer *layer, fkv_kernel which, fkv_type rows,
                                   uint32_t decode_rows) {
@@ -62,11 +72,7 @@ static fkv_mlx_kernel *kernel_for(fkv_mlx_state *mlx, const fkv_mlx_layer *layer
     if (which == FKV_KERNEL_DECODE) kernel = &kernels->decode[rows][size];
     if (which == FKV_KERNEL_DECODE_MERGE) kernel = &kernels->decode_merge[rows][size];
     if (mlx->graph.failed || kernel->is_open) return kernel;
-    fkv_attn_layer shape = *layer->attn;
-    shape.row_type = rows;
-    shape.block = *layer->block; /* kernels treat the pool of open pages as a separate layer */
-    shape.sealed = layer->open != NULL;
-    shape.calibrated = layer->orders.ctx != NULL;
+    const fkv_attn_layer shape = shape_for(layer, rows);
     if (open_kernel(mlx, &shape, which, decode_rows, kernel) != FKV_OK) mlx->graph.failed = true;
     return kernel;
 }
@@ -76,8 +82,9 @@ static fkv_type rows_type(mlx_array rows) {
     return type == MLX_FLOAT32 ? FKV_F32 : type == MLX_FLOAT16 ? FKV_F16 : FKV_BF16;
 }
 
-static uint32_t threads_of(const fkv_mlx_state *mlx, const fkv_mlx_layer *layer, fkv_kernel which) {
-    return fkv_kernel_threads(mlx->kernels_for, which, layer->attn);
+static uint32_t threads_of(const fkv_mlx_state *mlx, const fkv_mlx_layer *layer, fkv_kernel which, fkv_type rows) {
+    const fkv_attn_layer shape = shape_for(layer, rows);
+    return fkv_kernel_threads(mlx->kernels_for, which, &shape);
 }
 
 /* ---- open and close ---- */
@@ -124,9 +131,13 @@ static void open_ring(fkv_mlx_state *mlx, const fkv_mlx_layer *layer) {
 static void open_orders(fkv_mlx_state *mlx, fkv_mlx_layer *layer) {
     fkv_mlx_graph *g = &mlx->graph;
     const uint32_t n = layer->attn->n_kv_heads * fkv_kernel_order_words(layer->attn);
-    uint32_t *words = malloc(n * sizeof *words);
-    if (words == NULL) g->failed = true;
     if (g->failed) return;
+    uint32_t *words = malloc(n * sizeof *words);
+    if (words == NULL) {
+        (void)fkv_fail(FKV_NO_MEMORY, "out of memory allocating %zu bytes for channel orders", n * sizeof *words);
+        g->failed = true;
+        return;
+    }
     fkv_kernel_orders(layer->attn, words);
     const mlx_array written = fkv_mlx_adopt(g, mlx_array_new_data(words, (const int[]){(int)n}, 1, MLX_UINT32));
     const mlx_array orders = fkv_mlx_fresh(g, written, mlx->constants.zero_u32);
@@ -229,7 +240,7 @@ static void seal(fkv_mlx_state *mlx, fkv_mlx_layer *layer) {
     if (shared->header[FKV_STEP_N_SEALS] == 0) return;
     fkv_mlx_kernel *kernel = kernel_for(mlx, layer, FKV_KERNEL_SEAL, FKV_F32, 0);
     fkv_mlx_launch launch = DEPENDENCY;
-    launch.threads = threads_of(mlx, layer, FKV_KERNEL_SEAL);
+    launch.threads = threads_of(mlx, layer, FKV_KERNEL_SEAL, FKV_F32);
     launch.blocks[0] = shared->header[FKV_STEP_N_SEALS];
     launch.blocks[1] = layer->attn->n_kv_heads;
     launch.blocks[2] = FKV_N_SIDES;
@@ -249,7 +260,7 @@ fkv_status fkv_mlx_fused_write(fkv_mlx_state *mlx, fkv_mlx_layer *layer, mlx_arr
     if (mlx_array_dtype(v) != mlx_array_dtype(k)) v = fkv_mlx_astype(g, v, mlx_array_dtype(k));
     fkv_mlx_kernel *kernel = kernel_for(mlx, to, FKV_KERNEL_WRITE, rows_type(k), 0);
     fkv_mlx_launch launch = DEPENDENCY;
-    launch.threads = threads_of(mlx, to, FKV_KERNEL_WRITE);
+    launch.threads = threads_of(mlx, to, FKV_KERNEL_WRITE, rows_type(k));
     launch.blocks[0] = mlx->step.n_tokens;
     launch.blocks[1] = layer->attn->n_kv_heads;
     launch.blocks[2] = FKV_N_SIDES;
@@ -266,7 +277,7 @@ void fkv_mlx_fused_copy(fkv_mlx_state *mlx, fkv_mlx_layer *layer, uint32_t from,
     const uint32_t pairs[DEPENDENCY_WORDS] = {from, to}; /* padded; see DEPENDENCY_WORDS */
     mlx_array pair = fkv_mlx_adopt(g, mlx_array_new_data(pairs, (const int[]){4, 2}, 2, MLX_UINT32));
     fkv_mlx_launch launch = DEPENDENCY;
-    launch.threads = threads_of(mlx, layer, FKV_KERNEL_COPY_PAGES);
+    launch.threads = threads_of(mlx, layer, FKV_KERNEL_COPY_PAGES, FKV_F32);
     launch.blocks[0] = 1;
     launch.blocks[1] = layer->attn->n_kv_heads;
     launch.blocks[2] = 1;
@@ -281,7 +292,7 @@ void fkv_mlx_fused_put(fkv_mlx_state *mlx, fkv_mlx_layer *layer, uint64_t at, ui
     const uint32_t words[DEPENDENCY_WORDS] = {(uint32_t)at, (uint32_t)(at >> 32), n};
     mlx_array where = fkv_mlx_adopt(g, mlx_array_new_data(words, (const int[]){8}, 1, MLX_UINT32));
     fkv_mlx_launch launch = DEPENDENCY;
-    launch.threads = threads_of(mlx, layer, FKV_KERNEL_PUT_NUMBERS);
+    launch.threads = threads_of(mlx, layer, FKV_KERNEL_PUT_NUMBERS, FKV_F32);
     launch.blocks[0] = fkv_ceil_div(n, launch.threads);
     launch.blocks[1] = 1;
     launch.blocks[2] = 1;
@@ -344,7 +355,7 @@ static mlx_array decode_rows(fkv_mlx_state *mlx, fkv_mlx_layer *layer, mlx_array
     const uint32_t rows = fkv_decode_rows(mlx->kernels_for, attn, queries);
     const uint32_t shares = fkv_ceil_div(attn->n_q_heads / attn->n_kv_heads * queries, rows);
     const fkv_mlx_launch splits = {.blocks = {words[FKV_STEP_N_SPLITS] * shares, attn->n_kv_heads, 1},
-                                   .threads = threads_of(mlx, layer, FKV_KERNEL_DECODE),
+                                   .threads = threads_of(mlx, layer, FKV_KERNEL_DECODE, rows_type(q)),
                                    .out_shape = FKV_MLX_SHAPE((int)fkv_step_parts_floats(attn, words)),
                                    .out_type = MLX_FLOAT32};
     if (fkv_step_merges_in_decode(mlx->kernels_for, attn, words)) return decode_and_merge_rows(mlx, layer, q, splits, rows);
@@ -354,7 +365,7 @@ static mlx_array decode_rows(fkv_mlx_state *mlx, fkv_mlx_layer *layer, mlx_array
     mlx_array parts = fkv_mlx_kernel_apply(g, kernel, &splits, read.at, NULL);
 
     const fkv_mlx_launch merge = {.blocks = {words[FKV_STEP_N_ITEMS], attn->n_q_heads, queries},
-                                  .threads = threads_of(mlx, layer, FKV_KERNEL_MERGE),
+                                  .threads = threads_of(mlx, layer, FKV_KERNEL_MERGE, rows_type(q)),
                                   .out_shape = shape_of(attn, q),
                                   .out_type = mlx_array_dtype(q)};
     const mlx_array folded[] = {parts, shared->table, layer->sink_logits};
@@ -374,7 +385,7 @@ static mlx_array prefill_rows(fkv_mlx_state *mlx, fkv_mlx_layer *layer, mlx_arra
     const uint32_t rows = layer->cut.tile_queries * (attn->n_q_heads / attn->n_kv_heads);
     const fkv_mlx_launch tiles = {.blocks = {shared->header[FKV_STEP_N_TILES] + beside, attn->n_kv_heads,
                                              fkv_ceil_div(rows, fkv_prefill_rows(mlx->kernels_for, attn))},
-                                  .threads = threads_of(mlx, layer, which),
+                                  .threads = threads_of(mlx, layer, which, rows_type(q)),
                                   .out_shape = shape_of(attn, q),
                                   .out_type = mlx_array_dtype(q),
                                   .second_words = DEPENDENCY_WORDS};
