@@ -74,7 +74,8 @@ FKV_FN void pf_feed_values(fkv_shared s, const pf_item &x) {
     int packed = 0;
     fkv_u32 packed_phase = 0;
     fkv_u32 page = pf_tile_page(x, PF_PACKED); /* page of the tile that will be copied to the current tile's buffer */
-    pf_publish(s, pf_mbarrier(PF_FULL, 0));    /* publishes the keys of the first tile */
+    bool shares = x.shared_end > 1;
+    pf_publish(s, pf_mbarrier(PF_FULL, 0)); /* publishes the keys of the first tile */
     for (fkv_u32 i = 0; i < pf_n_own(x); i++) {
 #if FKV_PREFILL_SHARERS > 0
         if (i == 1 && x.shared_end > 1) {
@@ -93,8 +94,10 @@ FKV_FN void pf_feed_values(fkv_shared s, const pf_item &x) {
         pf_take_values(s, own, packed, v);
         fkv_mbarrier_wait(s, pf_mbarrier(PF_V_EMPTY, stage), phase ^ 1);
         pf_put_values(s, x, tile, stage, packed, own, v);
-        /* the mbarrier that is published next must not receive arrivals before the keys of the first tile are complete */
-        if (PF_WIDE && tile + 1 == PF_STAGES) fkv_mbarrier_wait(s, pf_mbarrier(PF_FULL, 0), 0);
+        /* waits for the keys of the first tile: the next arrival is on the same mbarrier, and must not be counted in its first
+         * phase */
+        if ((PF_WIDE || (PF_PACKED >= PF_STAGES && !shares)) && tile + 1 == PF_STAGES)
+            fkv_mbarrier_wait(s, pf_mbarrier(PF_FULL, 0), 0);
         pf_publish(s, pf_mbarrier(PF_FULL, (int)((tile + 1) % PF_STAGES)));
         fkv_u32 next_page = 0;
         if (s.index < 160) next_page = pf_tile_page(x, i + 1 + PF_PACKED);

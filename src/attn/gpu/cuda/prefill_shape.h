@@ -64,6 +64,7 @@ constexpr int PF_KEYS = PF_DP > 128 ? (pf_fits(32, 1, 1) ? 32 : 16) : 64;
 constexpr int PF_STAGES = pf_fits(PF_KEYS, 3, 2) ? 3 : pf_fits(PF_KEYS, 2, 1) ? 2 : 1;
 constexpr int PF_PACKED = pf_fits(PF_KEYS, PF_STAGES, 3) ? 3 : pf_fits(PF_KEYS, PF_STAGES, 2) ? 2 : 1;
 constexpr int PF_K_ROWS = PF_KEYS + PF_MORE_KEYS;
+static_assert(!PF_WIDE || (FKV_K_BITS == 4 && FKV_V_BITS == 4), "wide heads support only 4-bit codes");
 static_assert(!FKV_SEALED || (FKV_PAGE_TOKENS == 64 && PF_KEYS == (PF_WIDE ? 32 : 64)),
               "a sealed page must be one tile, or two tiles for wide heads; see fkv_prefill_has_warpgroups()");
 
