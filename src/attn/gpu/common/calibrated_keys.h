@@ -49,10 +49,13 @@ typedef fkv_calibrated_k_shape fkv_k_row_shape;
 typedef fkv_row_shape<FKV_K_BITS, FKV_K_GROUP, FKV_K_CODES, FKV_K_SCALES, FKV_K_BIASES> fkv_open_k_shape;
 
 /* Open pages, for the plain loops, which do not reorder the channels of these pages. */
-struct fkv_k_row_shape : fkv_open_k_shape {
+struct fkv_k_row_shape {
+    enum { TOKENS = fkv_open_k_shape::TOKENS, CHANNELS = fkv_open_k_shape::CHANNELS };
+    typedef fkv_open_k_shape::chunk chunk;
     FKV_FN chunk take(FKV_DEVICE const fkv_u8 *block, fkv_u32 slot, fkv_u32 d FKV_ORDER) {
         return fkv_open_k_shape::take(block, slot, d);
     }
+    FKV_FN float number(FKV_LOCAL const chunk &x, int i) { return fkv_open_k_shape::number(x, i); }
 };
 
 /* Open pages, for simdgroup_walk.h, which has no space for a second copy of the queries and therefore reads these pages in the

@@ -158,13 +158,19 @@ template <class SHAPE> struct sg_side {
 
 #if FKV_CALIBRATED
 /* Reads K in the channel order of the KV head. */
-template <class SHAPE> struct sg_key_side : sg_side<SHAPE> {
-    FKV_FN typename SHAPE::chunk take(sg_eight eight, fkv_u32 lane, fkv_u32 slab) {
-        fkv_u32 d = slab + sg_side<SHAPE>::channel(lane);
-        typename SHAPE::chunk x = {};
-        if (d < FKV_D) x = SHAPE::take(eight.block, eight.slot + sg_side<SHAPE>::token(lane), d, eight.order);
+template <class SHAPE> struct sg_key_side {
+    typedef sg_side<SHAPE> side;
+    typedef typename SHAPE::chunk chunk;
+    FKV_FN chunk take(sg_eight eight, fkv_u32 lane, fkv_u32 slab) {
+        fkv_u32 d = slab + side::channel(lane);
+        chunk x = {};
+        if (d < FKV_D) x = SHAPE::take(eight.block, eight.slot + side::token(lane), d, eight.order);
         return x;
     }
+    FKV_FN void put(FKV_LOCAL const chunk &x, sg_eight eight, fkv_u32 lane, fkv_u32 slab, bool finite, FKV_SHARED float *to) {
+        side::put(x, eight, lane, slab, finite, to);
+    }
+    FKV_FN fkv_u32 nonfinite(FKV_LOCAL const chunk &x, sg_eight eight, fkv_u32 lane) { return side::nonfinite(x, eight, lane); }
 };
 #else
 template <class SHAPE> using sg_key_side = sg_side<SHAPE>;
