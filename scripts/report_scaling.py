@@ -194,7 +194,7 @@ def style_sheet() -> str:
 def energy(sweeps: dict) -> str:
     measured = any(s.get("joules") for sweep in sweeps.values() for case in sweep["cases"] for s in case["subjects"])
     cpu = "The file scaling.json has the energy of calls on the CPU." if measured else "The CPU machine has no energy counters."
-    return f"{cpu} Energy on the H200 is that of the whole GPU."
+    return f"{cpu} On the H200, energy is measured for the whole GPU."
 
 
 def read(folder: pathlib.Path, name: str) -> dict:

@@ -175,8 +175,8 @@ static bool is_kind(const fkv_attn_layer *layer, fkv_codec_kind kind) {
     return layer->block.codec[FKV_SIDE_K].kind == kind || layer->block.codec[FKV_SIDE_V].kind == kind;
 }
 
-/* Returns true if decode of this layer uses decode_sealed.h for sealed pages. If V has 4 bits, K must also have 4 bits. A page
- * must have at least 32 tokens. */
+/* Returns true if decode of this layer uses decode_sealed.h for sealed pages. V must be sealed, and keys must not be calibrated.
+ * If V has 4 bits, K must also have 4 bits. A page must have at least 32 tokens. */
 static bool has_sealed_mma(const fkv_attn_layer *layer) {
     if (layer->calibrated) return false; /* the plain loops read calibrated keys */
     const fkv_codec *codec = layer->block.codec;
@@ -202,12 +202,13 @@ static bool has_latent_prefill(const fkv_attn_layer *layer) {
            layer->rope_dim == 64 && !layer->sealed;
 }
 
-/* Returns true if prefill of a sealed layer with more than 128 channels uses prefill_sealed.h. K and V must both have 4 bits. Two
- * parts of the queries would not fit in shared memory next to keys of 512 channels. */
+/* Returns true if prefill of a sealed layer with more than 128 channels uses prefill_sealed.h. K and V must both have 4 bits.
+ * With 512 channels, queries that are split into two fp16 values (float32 rows) do not fit in shared memory, so the result
+ * depends on the type of the rows. */
 static bool has_wide_sealed_prefill(const fkv_attn_layer *layer) {
     const fkv_codec *codec = layer->block.codec;
     if (codec[FKV_SIDE_K].bits != 4 || codec[FKV_SIDE_V].bits != 4) return false;
-    return layer->head_dim <= 2 * SLAB || (layer->head_dim == 4 * SLAB && layer->row_type != FKV_F32 && layer->rotate_k == NULL);
+    return layer->head_dim <= 2 * SLAB || (layer->head_dim == 4 * SLAB && layer->row_type != FKV_F32);
 }
 
 /* In addition to the conditions for decode, prefill requires that a sealed page have 64 tokens, which are one tile of keys, or

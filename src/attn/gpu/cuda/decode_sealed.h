@@ -1,7 +1,7 @@
-/* Tensor-core decode kernel for sealed pages and, together with codebook_page.h, for codebook rows. The following description
- * assumes 4-bit codes; narrow_page.h describes the differences for narrower codes. decode_split.h defines
- * the block layout and docs/page_format.md the page layout. All matrix products multiply bytes and accumulate integers. Query
- * rows are processed in groups, which share only the unpacked codes, so the result of a row does not depend on other rows.
+/* Tensor-core decode kernel for sealed pages and, together with codebook_page.h, for codebook rows. This description assumes
+ * 4-bit codes. narrow_page.h describes the differences for narrower codes. decode_split.h defines the block layout, and
+ * docs/page_format.md the page layout. All matrix products multiply bytes and accumulate integers. Query rows are processed
+ * in groups, which share only the unpacked codes, so the result of a row does not depend on other rows.
  *
  * K: score = sum of q * scale * code + sum of q * bias, over channels. When the kernel enters a page, it rounds q * scale to
  * 16-bit integers, whose unit depends on the row's largest value. If the unit is large, the rounding residue is used as well, for

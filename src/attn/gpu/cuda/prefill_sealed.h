@@ -19,13 +19,13 @@
  */
 constexpr fkv_u32 PF_UNITS = FKV_D / 8;
 constexpr fkv_u32 PF_MIDDLE_CODE = 1u << (FKV_K_BITS - 1);
-/* Number of V lines (16 channels each) that the warpgroup unpacks at a time, and how often a thread takes part in that. */
+/* Number of V lines (16 channels each) that the warpgroup unpacks at a time, and number of V lines per thread. */
 constexpr fkv_u32 PF_STEP_LINES = 256 / PF_KEYS;
 constexpr fkv_u32 PF_LINES = (FKV_D / 16 + PF_STEP_LINES - 1) / PF_STEP_LINES;
 constexpr fkv_u32 PF_V_LINE_BYTES = FKV_V_BITS == 4 ? 128 : 64; /* bytes of a line in the plane of low code bits, for 16 tokens */
 
-/* Layout of the rows of an open page in a packed tile. SIDE: opened::fkv_k_shape or opened::fkv_v_shape. If a tile is a part of a
- * page, it contains a part of each array of the page. */
+/* Layout of the rows of an open page in a packed tile. SIDE: opened::fkv_k_shape or opened::fkv_v_shape. If a tile is half of a
+ * page, it contains half of each array, at half of the array's offset in the page. */
 template <class SIDE> struct pf_open_tile {
     enum { CODE_BITS = SIDE::CODE_BITS, GROUP_CHANNELS = SIDE::GROUP_CHANNELS };
     enum {
