@@ -18,9 +18,10 @@
 
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <unistd.h>
 
-enum { LAYERS = 2, Q_HEADS = 4, KV_HEADS = 2, DIM = 64, MAX_STEP = 128, MAX_TOKENS = 8192 };
+enum { LAYERS = 2, Q_HEADS = 4, KV_HEADS = 2, DIM = 64, MAX_STEP = 128, MAX_TOKENS = 8192, WIDE_DIM = 512, WIDE_Q_HEADS = 8 };
 
 static const double DEVICE_TOLERANCE = 1e-3; /* tolerance for float sums that MLX adds in a different order than the host */
 
@@ -448,6 +449,64 @@ START_TEST(batched_forked_and_reloaded_outputs_are_bit_identical) {
 }
 END_TEST
 
+/* Returns the attention outputs of n tokens of sequence `seq`, as float32, with rows of the given type. The rows are
+ * representable in bfloat16. */
+static void wide_outputs(fkv_cache *cache, fkv_seq seq, uint32_t start, uint32_t n, mlx_dtype type, float *out) {
+    const mlx_stream stream = device().stream;
+    mlx_array rows[3] = {mlx_array_new(), mlx_array_new(), mlx_array_new()}; /* K, V and Q */
+    fkv_step *step = NULL;
+    ck_ok(fkv_step_begin(cache, &(fkv_row){seq, n}, 1, &step));
+    for (uint32_t side = 0; side < 3; side++) {
+        const uint32_t heads = side == 2 ? WIDE_Q_HEADS : 1;
+        float *numbers = malloc((size_t)n * heads * WIDE_DIM * sizeof *numbers);
+        ck_assert_ptr_nonnull(numbers);
+        for (uint32_t i = 0; i < n; i++) row_of(7, start + i, 0, side, heads * WIDE_DIM, numbers + (size_t)i * heads * WIDE_DIM);
+        mlx_array given = mlx_array_new_data(numbers, (const int[]){(int)n, (int)heads, WIDE_DIM}, 3, MLX_FLOAT32);
+        mlx_array rounded = mlx_array_new();
+        ck_assert_int_eq(mlx_astype(&rounded, given, MLX_BFLOAT16, stream), 0);
+        ck_assert_int_eq(mlx_astype(&rows[side], rounded, type, stream), 0);
+        (void)mlx_array_free(given);
+        (void)mlx_array_free(rounded);
+        free(numbers);
+    }
+    ck_ok(fkv_mlx_write(step, 0, rows[0], rows[1]));
+    ck_ok(fkv_mlx_attend(step, 0, rows[2], &rows[2]));
+    mlx_array result = mlx_array_new();
+    ck_assert_int_eq(mlx_astype(&result, rows[2], MLX_FLOAT32, stream), 0);
+    ck_assert_int_eq(mlx_array_eval(result), 0);
+    memcpy(out, mlx_array_data_float32(result), (size_t)n * WIDE_Q_HEADS * WIDE_DIM * sizeof *out);
+    (void)mlx_array_free(result);
+    for (int side = 0; side < 3; side++) (void)mlx_array_free(rows[side]);
+    ck_ok(fkv_step_commit(step));
+}
+
+/* On CUDA, prefill of heads with 512 channels uses different kernels for rows of 16 and of 32 bits. The type of the rows may
+ * differ from that of the configuration. */
+START_TEST(rows_of_other_types_than_the_configured_one_are_accepted) {
+    enum { FIRST = 256, SECOND = 60, N = SECOND * WIDE_Q_HEADS * WIDE_DIM };
+    const fkv_layer_config layer = {.n_q_heads = WIDE_Q_HEADS, .n_kv_heads = 1, .head_dim = WIDE_DIM, SEALED_SIDES(4, 4)};
+    fkv_config config = config_of(SEALED_4, 2048, 2);
+    config.n_layers = 1;
+    config.layers = &layer;
+    config.page_tokens = 64;
+    config.max_step_tokens = FIRST;
+    float *out[2] = {malloc((size_t)FIRST * WIDE_Q_HEADS * WIDE_DIM * sizeof(float)),
+                     malloc((size_t)FIRST * WIDE_Q_HEADS * WIDE_DIM * sizeof(float))};
+    ck_assert(out[0] != NULL && out[1] != NULL);
+    fkv_cache *cache = open_mlx(&config);
+    for (int i = 0; i < 2; i++) {
+        fkv_seq seq = 0;
+        ck_ok(fkv_seq_open(cache, &(fkv_seq_config){.max_tokens = FIRST + SECOND}, &seq, NULL));
+        wide_outputs(cache, seq, 0, FIRST, i == 0 ? MLX_FLOAT32 : MLX_BFLOAT16, out[i]);
+        wide_outputs(cache, seq, FIRST, SECOND, i == 0 ? MLX_FLOAT32 : MLX_BFLOAT16, out[i]);
+    }
+    for (size_t i = 0; i < N; i++) ck_assert_float_eq_tol(out[0][i], out[1][i], 5e-3F);
+    fkv_cache_close(cache);
+    free(out[0]);
+    free(out[1]);
+}
+END_TEST
+
 /* Tests decode blocks of 4, 8 and 16 rows, and prefill tiles that begin at different positions. Runs only on a GPU, because on
  * the CPU the order of additions in MLX's matrix products may depend on the number of rows. */
 START_TEST(outputs_with_other_queries_of_the_sequence_are_bit_identical) {
@@ -862,8 +921,9 @@ TEST_MAIN("mlx", chunks_batches_and_windows_match_the_host, fork_copies_the_page
           truncated_and_aborted_tokens_leave_no_rows, output_of_a_sequence_closed_in_its_step_matches_the_host,
           random_operations_leave_the_same_pages_as_on_the_host, file_saved_on_one_device_loads_on_the_other,
           batched_forked_and_reloaded_outputs_are_bit_identical, outputs_with_other_queries_of_the_sequence_are_bit_identical,
-          nan_query_gives_nan_and_does_not_affect_other_queries, fetched_rows_are_the_written_rows_of_each_sequence,
-          pool_sizes_match_the_plan, memory_counters_are_flat_over_thousands_of_steps,
-          calls_for_the_wrong_device_name_the_right_ones, arrays_of_wrong_shape_type_or_state_are_rejected,
-          errors_inside_mlx_return_a_status_with_the_mlx_message, plan_that_does_not_fit_and_unavailable_kernels_are_rejected,
-          products_match_mlx_and_do_not_depend_on_other_rows, kernel_source_is_passed_as_an_include_of_a_file)
+          rows_of_other_types_than_the_configured_one_are_accepted, nan_query_gives_nan_and_does_not_affect_other_queries,
+          fetched_rows_are_the_written_rows_of_each_sequence, pool_sizes_match_the_plan,
+          memory_counters_are_flat_over_thousands_of_steps, calls_for_the_wrong_device_name_the_right_ones,
+          arrays_of_wrong_shape_type_or_state_are_rejected, errors_inside_mlx_return_a_status_with_the_mlx_message,
+          plan_that_does_not_fit_and_unavailable_kernels_are_rejected, products_match_mlx_and_do_not_depend_on_other_rows,
+          kernel_source_is_passed_as_an_include_of_a_file)
