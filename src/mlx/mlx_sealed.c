@@ -436,8 +436,8 @@ static mlx_array calibrated_rows(fkv_mlx_graph *g, const fkv_codec *codec, const
     return page_rows(g, fkv_mlx_add(g, x, by_channel(g, codec, channels, part[FKV_PART_BIASES])));
 }
 
-/* Converts scales or biases from channel order to 16-bit words in their stored order (by position): float32 [n, G, D, 1] -> [n *
- * G, D]. */
+/* Converts scales or biases, float32 [n, G, D, 1], to 16-bit words [n * G, D], and sorts them into the channel order of each
+ * head. */
 static mlx_array by_place(fkv_mlx_graph *g, const fkv_codec *codec, const fkv_mlx_channels *channels, mlx_array numbers, int n,
                           int heads) {
     const int dim = (int)codec->dim;

@@ -304,7 +304,7 @@ static uint32_t draw_among(fkv_sampler *s, const candidate *among, uint32_t n, f
         left -= share;
         if (left < 0.0) break;
     }
-    return among[last].token; /* because of rounding, `left` may never become negative; then this is the last candidate with a
+    return among[last].token; /* rounding can keep `left` from becoming negative; in that case, this is the last candidate with a
                                  probability above 0 */
 }
 

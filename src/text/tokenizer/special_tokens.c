@@ -246,7 +246,8 @@ fkv_status fkv_special_scan_next(fkv_special_scan *scan, fkv_special_hit *hit) {
         FKV_TRY(token_at(scan, at, &other));
         if (at + nodes[other].n_bytes > end) end = at + nodes[other].n_bytes;
     }
-    if (end == start + nodes[node].n_bytes) { /* no overlapping token ends after this token, or the leftmost token is preferred */
+    /* this token is a hit if the leftmost token is preferred, or if no overlapping token extends further */
+    if (end == start + nodes[node].n_bytes) {
         hit_put(scan, start, node, hit);
         return FKV_OK;
     }
