@@ -203,8 +203,8 @@ static bool has_latent_prefill(const fkv_attn_layer *layer) {
 }
 
 /* Returns true if prefill of a sealed layer with more than 128 channels uses prefill_sealed.h. K and V must both have 4 bits.
- * With 512 channels, queries that are split into two fp16 values (float32 rows) do not fit in shared memory, so the result
- * depends on the type of the rows. */
+ * Float32 queries are split into two fp16 values each. With 512 channels, they do not fit in shared memory, so this function
+ * returns false for float32 rows. */
 static bool has_wide_sealed_prefill(const fkv_attn_layer *layer) {
     const fkv_codec *codec = layer->block.codec;
     if (codec[FKV_SIDE_K].bits != 4 || codec[FKV_SIDE_V].bits != 4) return false;
@@ -368,6 +368,7 @@ static void emit_sealed_mma(source_buffer *w, const fkv_attn_layer *layer) {
     emit_text(w, !layer->sealed                             ? fkv_kernel_file_codebook_page
                  : layer->block.codec[FKV_SIDE_V].bits == 4 ? fkv_kernel_file_sealed_page
                                                             : fkv_kernel_file_narrow_page);
+    if (layer->sealed) emit_text(w, fkv_kernel_file_sealed_operands);
     emit_text(w, heads_per_kv(layer) <= 4 ? fkv_kernel_file_sealed_rows4 : fkv_kernel_file_sealed_rows8);
     emit_text(w, fkv_kernel_file_decode_sealed);
 }

@@ -1,5 +1,5 @@
 /* Support for sealed pages with 2-bit or 3-bit V codes in decode_sealed.h. K codes have 2, 3 or 4 bits. This file implements the
- * same interface as sealed_page.h.
+ * same interface as sealed_page.h. In the following, r is lane / 4, and c is lane % 4.
  *
  * A dword of 2-bit codes holds 16 channels of one token (K) or 16 tokens of one channel (V). Codes of 3 bits consist of a plane
  * of 2-bit codes and a plane of high bits, in which a line covers 32 channels. The order in which threads handle channels and
@@ -56,9 +56,9 @@ FKV_FN FKV_SHARED fkv_u32 *sd_norms_at(FKV_SHARED fkv_u32 *buffers, fkv_u32 n) {
 
 /* ---- shared memory layout of the codes of 16 tokens ---- */
 
-/* A load instruction accesses shared memory for eight lanes at a time. Of K, these lanes load the quads 0 and 2 (or 1 and 3) for
- * each c. These codes are stored in 128 adjacent bytes, so the loads have no bank conflicts. Padding between such groups of 128
- * bytes avoids bank conflicts when eight lanes copy 128 adjacent bytes of the page. */
+/* A load instruction accesses shared memory for eight lanes at a time. For K, these lanes load the quads 0 and 2 (or 1 and 3) for
+ * all four values of c. These codes are stored in 128 adjacent bytes, so the loads have no bank conflicts. Padding between such
+ * groups of 128 bytes avoids bank conflicts when eight lanes copy 128 adjacent bytes of the page. */
 constexpr fkv_u32 SD_K_STEP = FKV_K_BITS < 4 && SD_K_LINES == 2 ? 40 : 48; /* words from quads 0 and 2 to quads 1 and 3 */
 constexpr fkv_u32 SD_K_HIGH_STEP = SD_K_LINES == 2 ? 48 : 16;              /* the same for high bits */
 constexpr fkv_u32 SD_K_HIGH_SHARERS = SD_K_LINES == 2 ? 1 : 2;             /* number of threads c that use the same high bits */
@@ -184,14 +184,6 @@ FKV_FN fkv_u32 sd_key_bytes(const sd_tile &tile, int p, int u, int k, int half) 
     return fkv_mask_or(low, 0x03030303u, high & 0x04040404u);
 }
 
-/* Builds the A operand for the tokens i % 2 * 2 and i % 2 * 2 + 1 of part i / 2 and the 32 channels of unit u. */
-FKV_FN void sd_key_operand(const sd_tile &tile, int i, int u, int, fkv_u32 (&a)[4]) {
-    FKV_UNROLL
-    for (int k = 0; k < 4; k++) a[k] = sd_key_bytes(tile, i / 2, u, i % 2 * 2 + k % 2, k / 2);
-}
-
-FKV_FN float sd_score_of(const sd_tile &, int, float both, sd_line line) { return fkv_fma(both, line.unit, line.bias); }
-
 /* ---- values ---- */
 
 /* Returns selectors for sd_look_up(): one nibble per code, for eight tokens of part p in channel k of unit u. Each nibble holds a
@@ -222,15 +214,3 @@ FKV_FN fkv_u32 sd_signed_levels(int first) {
 FKV_FN fkv_u32 sd_look_up(fkv_u32 selectors, int) {
     return fkv_permute_or_sign(sd_signed_levels(0), sd_signed_levels(4), selectors);
 }
-
-/* Builds the A operand for 16 channels and the thread's tokens of part p. The channels are in unit i / 2. */
-FKV_FN void sd_value_operand(const sd_tile &tile, int p, int i, int term, fkv_u32 (&a)[4]) {
-    FKV_UNROLL
-    for (int k = 0; k < 2; k++) {
-        fkv_u32 x = sd_selectors(tile, p, i / 2, i % 2 * 2 + k, term);
-        a[k] = sd_look_up(x, term);
-        a[2 + k] = sd_look_up(x >> 16, term);
-    }
-}
-
-FKV_FN constexpr int sd_sum_place(int i, int k) { return 2 * i + k; }

@@ -108,17 +108,6 @@ FKV_FN fkv_u32 sd_key_bytes(const sd_tile &tile, int p, int u, int k, int half) 
     return tile.k[p][u][k] >> half * 4 & 0x0f0f0f0fu;
 }
 
-/* Builds the A operand for 16 tokens and the 32 channels of unit u. The tokens are in part i / 2 (32 tokens). For r from 0 to 7,
- * they are tokens 4 * r and 4 * r + 1 of that part if i is even, and tokens 4 * r + 2 and 4 * r + 3 if i is odd. */
-FKV_FN void sd_key_operand(const sd_tile &tile, int i, int u, int, fkv_u32 (&a)[4]) {
-    FKV_UNROLL
-    for (int k = 0; k < 4; k++) a[k] = sd_key_bytes(tile, i / 2, u, i % 2 * 2 + k % 2, k / 2);
-}
-
-/* Returns the score of the thread's i-th token. `both` is the dot product of the row's 16-bit integers with the token's codes,
- * combined from the dot products of the high and the low bytes. */
-FKV_FN float sd_score_of(const sd_tile &, int, float both, sd_line line) { return fkv_fma(both, line.unit, line.bias); }
-
 /* Returns the selectors for sd_look_up(), one nibble per code, for the 8 tokens of part p in channel k of unit u. They are the
  * codes (term 0), or the codes with inverted sign bits (term 1). */
 FKV_FN fkv_u32 sd_selectors(const sd_tile &tile, int p, int u, int k, int term) {
@@ -131,17 +120,3 @@ FKV_FN fkv_u32 sd_look_up(fkv_u32 selectors, int term) {
     return term == 0 ? fkv_permute_or_sign(fkv_v_levels(0), fkv_v_levels(4), selectors)
                      : fkv_permute_or_sign(~fkv_v_levels(0), ~fkv_v_levels(4), selectors);
 }
-
-/* Builds the A operand for 16 channels and 32 tokens (part p). The channels are in unit i / 2 (32 channels). For r from 0 to 7,
- * they are channels 4 * r and 4 * r + 1 of that unit if i is even, and channels 4 * r + 2 and 4 * r + 3 if i is odd. */
-FKV_FN void sd_value_operand(const sd_tile &tile, int p, int i, int term, fkv_u32 (&a)[4]) {
-    FKV_UNROLL
-    for (int k = 0; k < 2; k++) {
-        fkv_u32 x = sd_selectors(tile, p, i / 2, i % 2 * 2 + k, term);
-        a[k] = sd_look_up(x, term);
-        a[2 + k] = sd_look_up(x >> 16, term);
-    }
-}
-
-/* Returns the index, among the thread's accumulators, of the k-th channel that operand i covers for this thread. */
-FKV_FN constexpr int sd_sum_place(int i, int k) { return 2 * i + k; }
