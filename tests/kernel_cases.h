@@ -125,7 +125,7 @@ enum { FIRST_SEALED_CASE = 35 };
  * time, so a block's partner never runs at the same time. The blocks must detect this. */
 enum { LONE_PREFILL_CASE = 42 };
 
-/* Index of the latent case whose prefill is also compiled with plain loops, whose emulation is the slowest. */
+/* Index of the only latent case whose prefill is also compiled with plain loops: their emulation is the slowest. */
 enum { PLAIN_LATENT_CASE = 56 };
 
 /* Returns true if the kernel is compiled for case i. Metal prefill is compiled for all cases. Metal decode is compiled only for

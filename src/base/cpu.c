@@ -74,6 +74,7 @@ static bool runs_amx(void) { return false; }
 
 #endif
 
+/* Returns true if this build has kernels for the instruction set. */
 static bool has_kernels(fkv_isa isa) {
     switch (isa) {
 #define CASE(upper, lower) case FKV_ISA_##upper:

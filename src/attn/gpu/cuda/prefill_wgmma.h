@@ -384,7 +384,7 @@ FKV_FN void pf_score_offsets(fkv_shared s, int stage, pf_rows &r) {
 }
 
 /* Computes the dot products x of the queries with the keys of one tile. If PF_WIDE is true, the same products also compute the
- * score offsets of a sealed page. An open page needs a second matrix product for the low-order parts of its keys, which must have
+ * score offsets of a sealed page. For an open page, a second matrix product covers the low-order parts of the keys. It must have
  * as many accumulators as the first. For a shared page, the value products of the previous tile are issued right after the score
  * products. */
 template <bool SHARED>

@@ -47,7 +47,8 @@ constexpr int SD_AT_STATS = SD_AT_LINES + DC_STREAMS * DC_SLABS * DC_SLAB; /* [s
 /* For sealed pages, each warp has two buffers: one for the codes of a tile's keys, and one for the codes of its values. In each
  * buffer, the codes are followed by space for norms. Consecutive tiles store their norms alternately in the two buffers. */
 constexpr bool SD_NARROW = FKV_V_BITS < 4; /* true for layers that use narrow_page.h */
-/* In narrow_page.h, sizes for 16 tokens: four of a line's dwords for each thread c, and the high bits of all keys. */
+/* Buffer sizes in narrow_page.h, in words, for 16 tokens, including padding: one line of key codes for each of the four values of
+ * lane % 4, and the high bits of 3-bit key codes. */
 constexpr int SD_K_LINE_WORDS = 80;
 constexpr int SD_K_HIGH_WORDS = FKV_K_BITS == 3 ? (SD_K_LINES == 2 ? 80 : 32) : 0;
 /* Numbers of words for the codes of 16 tokens, including padding against bank conflicts. */
