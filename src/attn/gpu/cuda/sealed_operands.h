@@ -19,7 +19,7 @@ FKV_FN void sd_value_operand(const sd_tile &tile, int p, int i, int term, fkv_u3
     for (int k = 0; k < 2; k++) {
         fkv_u32 x = sd_selectors(tile, p, i / 2, i % 2 * 2 + k, term);
         a[k] = sd_look_up(x, term);
-        a[2 + k] = sd_look_up(x >> 16, term);
+        a[2 + k] = sd_look_up(fkv_upper_half(x), term);
     }
 }
 

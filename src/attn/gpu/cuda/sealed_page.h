@@ -105,7 +105,8 @@ FKV_FN fkv_u32 sd_query_place(fkv_u32 d) { return d; }
 /* Returns four codes of the thread's token k in part p as bytes: the lower four channels of unit u if `half` is 0, and the upper
  * four if it is 1. */
 FKV_FN fkv_u32 sd_key_bytes(const sd_tile &tile, int p, int u, int k, int half) {
-    return tile.k[p][u][k] >> half * 4 & 0x0f0f0f0fu;
+    fkv_u32 x = tile.k[p][u][k];
+    return (half == 0 ? x : fkv_shifted_right<4>(x)) & 0x0f0f0f0fu;
 }
 
 /* Returns the selectors for sd_look_up(), one nibble per code, for the 8 tokens of part p in channel k of unit u. They are the
