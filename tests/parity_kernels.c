@@ -529,7 +529,8 @@ static void check_prefill(uint32_t i, fkv_workers *workers) {
     attn_fixture w;
     if (!attn_fixture_open(&w, &c, fkv_cpu_kernels_for(FKV_ISA_SCALAR), workers, 20261115)) abort();
     set_softcap(&w, c.softcap);
-    check_prefill_variants(i, &w, true);
+    /* Emulation is slow, so half of the cases run chunks, and the other half run spoiled pages. */
+    check_prefill_variants(i, &w, i % 2 == 0);
     if (kernel_case_has(i, KERNEL_LONE_PREFILL)) check_lone_prefill(i, &w);
     const bool more_caps = c.softcap > 0 && c.shape.head_dim <= MAX_SOFTCAPS_DIM;
     for (int cap = 0; more_caps && cap < N_KERNEL_SOFTCAPS; cap++) {
@@ -537,7 +538,7 @@ static void check_prefill(uint32_t i, fkv_workers *workers) {
         check_prefill_variants(i, &w, false);
     }
     set_softcap(&w, c.softcap);
-    if (spoil(&w, 2)) check_prefill_variants(i, &w, false);
+    if (i % 2 != 0 && spoil(&w, 2)) check_prefill_variants(i, &w, false);
     attn_fixture_close(&w);
 }
 

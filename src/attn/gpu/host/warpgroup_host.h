@@ -24,14 +24,14 @@ template <bool BF16> FKV_FN void fkv_host_load(fkv_shared s, fkv_u32 at, float *
     for (fkv_u32 i = 0; i < 16; i += 8) {
         fkv_u16 bits[8];
         memcpy(bits, fkv_host_swizzled(s, at + 2 * i), sizeof bits);
-        for (fkv_u32 k = 0; k < 8; k++) to[i + k] = BF16 ? fkv_float_of((fkv_u32)bits[k] << 16) : fkv_f16_to_f32(bits[k]);
+        for (fkv_u32 k = 0; k < 8; k++) to[i + k] = BF16 ? fkv_float_of((fkv_u32)bits[k] << 16) : fkv_host_f16(bits[k]);
     }
 }
 FKV_FN void fkv_host_load_strided(fkv_shared s, fkv_u32 at, float *to) {
     for (fkv_u32 k = 0; k < 16; k++) {
         fkv_u16 bits;
         memcpy(&bits, fkv_host_swizzled(s, at + k * 128), sizeof bits);
-        to[k] = fkv_f16_to_f32(bits);
+        to[k] = fkv_host_f16(bits);
     }
 }
 template <bool SIGNED> FKV_FN void fkv_host_load_bytes(fkv_shared s, fkv_u32 at, int *to) {
@@ -88,7 +88,7 @@ FKV_FN void fkv_host_held_rows(fkv_u32 lane, const fkv_u32 *words, float (*a)[16
     for (fkv_u32 r = 0; r < 2; r++)
         for (fkv_u32 k = 0; k < 16; k++) {
             fkv_u32 row = fkv_host_row(lane, (int)(2 * r));
-            a[r][k] = fkv_f16_to_f32(all[row % 8 * 4 + k % 8 / 2][row / 8 + k / 8 * 2] >> 16 * (k % 2) & 0xffffu);
+            a[r][k] = fkv_host_f16(all[row % 8 * 4 + k % 8 / 2][row / 8 + k / 8 * 2] >> 16 * (k % 2) & 0xffffu);
         }
 }
 
