@@ -22,7 +22,7 @@
 
 static const double LIMIT = 1e-3;
 static const double GPU_LIMIT = 5e-3; /* on a GPU, the MLX backend rounds the inputs and results of matrix products to f16 */
-enum { CHUNK = 48, N_SINGLE = TEST_SANITIZED ? 3 : 12 };
+enum { CHUNK = 48, N_SINGLE = 3 };
 
 typedef struct options {
     fkv_backend backend;

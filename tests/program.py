@@ -935,7 +935,7 @@ def a_cache_without_a_model_stays_within_its_plan():
 
 def mlx_answers_as_the_cpu_does():
     fact = " The pass key of Ostirawex is 2718281. "
-    n = 100 if SANITIZED else 300
+    n = 100
     prompt = book(5000, n) + fact + book(9000, n) + "\nQuestion: What is the pass key of Ostirawex?\nAnswer: The pass key of Ostirawex is "
     with tempfile.TemporaryDirectory() as folder:
         saved = os.path.join(folder, "saved.fkv")
@@ -947,7 +947,7 @@ def mlx_answers_as_the_cpu_does():
         answer("run", "-p", prompt, "-n", "1", "--save-prefix", mlx_saved, "--device", "mlx")
         resumed = answer("run", "-p", prompt, "-n", "7", "--prefix", mlx_saved, "--device", "mlx")
         expect(resumed["prefix_tokens"] > 0 and resumed["text"] == "2718281", resumed)
-    length, n_depths = (400, 2) if SANITIZED else (600, 3)
+    length, n_depths = 400, 2
     found = answer("niah", "--lengths", str(length), "--depths", str(n_depths), "--together", "--device", "mlx")
     expect(found["found"] == found["total"] == n_depths, found)
     window = ("ppl", "-f", BOOK, "-w", "256", "--windows", "1")
@@ -983,7 +983,7 @@ def mlx_counters_are_flat():
     cpu = answer("plan", "-c", "1024")
     expect(plan["slab_bytes"] == cpu["slab_bytes"] and plan["weights_packed_bytes"] > 7_000_000, plan, cpu)
     expect(plan["total_bytes"] > plan["slab_bytes"] + plan["activations_bytes"], plan)
-    length = 512 if SANITIZED else 1024
+    length = 512
     result = answer("bench", "flat", "-c", str(length), "--chunk", "256", "--device", "mlx")
     expect(result["flat"] and result["tokens"] == length, result)
     expect(result["held_bytes"] <= result["open_bytes"] < result["held_bytes"] + 2 ** 20, result)

@@ -1092,7 +1092,7 @@ def slow_reader_is_disconnected():
 # ---- large requests
 
 
-LARGE = 1 if SANITIZED else 4  # factor of the sizes of large requests
+LARGE = 1 if SANITIZED else 2  # factor of the sizes of large requests
 
 
 def many_turns(n):

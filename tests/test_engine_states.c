@@ -326,7 +326,7 @@ static uint32_t run_long_chat(const fkv_model *model, uint32_t max_snapshots) {
 
 static void run_long_chats(const char *name, const fkv_model *model) {
     (void)name;
-    ck_assert_uint_le(run_long_chat(model, 40), MAX_REPEATED);
+    if (!TEST_SANITIZED) ck_assert_uint_le(run_long_chat(model, 40), MAX_REPEATED);
     /* with few snapshots, the distances between older snapshots are larger, but some must remain, or the edited turn would
      * compute its whole prompt */
     ck_assert_uint_le(run_long_chat(model, 11), 2 * MAX_REPEATED);

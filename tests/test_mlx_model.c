@@ -344,7 +344,7 @@ START_TEST(stories_match_the_output_of_llama2c) {
 END_TEST
 
 START_TEST(planted_fact_is_found) {
-    enum { TOKENS = TEST_SANITIZED ? 600 : 1200, ANSWER = 7 };
+    enum { TOKENS = 600, ANSWER = 7 };
     static uint32_t tokens[TOKENS];
     const char fact[] = " The secret code of Tavorin is 4081936. ";
     const char ask[] = "\nQuestion: What is the secret code of Tavorin?\nAnswer: The secret code of Tavorin is ";
