@@ -1,4 +1,4 @@
-"""Runs every Python example of docs/python.md and python/README.md."""
+"""Runs the Python examples of docs/python.md and python/README.md, except for the first one of each, which test_readme.py runs."""
 import pathlib
 import re
 import subprocess
@@ -10,7 +10,7 @@ from flatkv import _library
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 EXAMPLES = [(page, i, code) for page in ("docs/python.md", "python/README.md")
-            for i, code in enumerate(re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), re.DOTALL))]
+            for i, code in enumerate(re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), re.DOTALL)) if i > 0]
 
 
 def run(code, folder):
@@ -39,5 +39,4 @@ def test_example_runs(page, number, code, tmp_path):
 
 
 def test_every_page_has_examples():
-    assert [page for page, _, _ in EXAMPLES].count("docs/python.md") >= 3
-    assert [page for page, _, _ in EXAMPLES].count("python/README.md") >= 1
+    assert [page for page, _, _ in EXAMPLES].count("docs/python.md") >= 2
