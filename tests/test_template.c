@@ -11,7 +11,7 @@ static const fkv_template_word words[] = {{"bos_token", "<s>"}, {"eos_token", "<
 
 /* Work limits in units of about 1 ns: a low one, and one for hostile templates, where 0 selects the default. With the latter,
  * templates that need much memory exceed the memory limit first. */
-enum { LOW_WORK = TEST_SANITIZED ? 10000000 : 25000000, HOSTILE_WORK = TEST_SANITIZED ? 100000000 : 0 };
+enum { LOW_WORK = TEST_SANITIZED ? 20000000 : 25000000, HOSTILE_WORK = TEST_SANITIZED ? 100000000 : 0 };
 
 static fkv_status render_within(const char *text, const json_t *variables, const int64_t *now, uint64_t max_work,
                                 fkv_rendered *out) {

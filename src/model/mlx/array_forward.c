@@ -187,7 +187,7 @@ static mlx_array upload_angles(const fkv_array_pass *p, uint32_t rope) {
     enum { MAX_TURNS = 64 };
     const fkv_runner *r = p->r;
     const fkv_turn *one = r->arrays->one_turn[rope];
-    fkv_turn turns[FKV_MAX_HEAD_DIM / 2];
+    fkv_turn turns[FKV_MAX_HEAD_DIM / 2] = {0};
     float *to = r->arrays->angles;
     for (uint32_t t = 0; t < r->n_tokens; t++) {
         bool turns_on = t % MAX_TURNS != 0 && r->positions[t] == r->positions[t - 1] + 1;

@@ -464,7 +464,7 @@ static const jinja_list *loop_items(jinja_context *c, const jinja_node *node, ji
     jinja_value over = eval(c, node->a, scope);
     const jinja_list *items = c->failed ? NULL : fkv_jinja_items(c, &over);
     jinja_value kept = fkv_jinja_list(c, false);
-    if (c->failed) return NULL;
+    if (c->failed || items == NULL) return NULL;
     for (size_t i = 0; i < items->n_items && fkv_jinja_charge(c, JINJA_WORK_ITEM); i++) {
         jinja_scope turn = {.parent = scope};
         jinja_value passes = fkv_jinja_bool(true);
