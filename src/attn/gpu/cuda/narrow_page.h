@@ -169,19 +169,6 @@ FKV_FN void sd_take_values(sd_tile &tile, int u) {
         if (u % 2 == 0) sd_take(tile.high_v[u / 2], tile.high_values + u / 2 * 32, SD_PARTS == 1 ? tile.odd : 0);
 }
 
-/* Returns x >> n for n <= 6, computed by fkv_shifted_right(). n must be a constant when loops are unrolled. */
-FKV_FN fkv_u32 sd_shifted(fkv_u32 x, int n) {
-    switch (n) {
-    case 1: return fkv_shifted_right<1>(x);
-    case 2: return fkv_shifted_right<2>(x);
-    case 3: return fkv_shifted_right<3>(x);
-    case 4: return fkv_shifted_right<4>(x);
-    case 5: return fkv_shifted_right<5>(x);
-    case 6: return fkv_shifted_right<6>(x);
-    default: return x;
-    }
-}
-
 /* ---- keys ---- */
 
 FKV_FN fkv_u32 sd_query_place(fkv_u32 d) { return d / DC_SLAB * DC_SLAB + sd_line_place(d % DC_SLAB / 8) * 8 + d % 8; }
@@ -189,11 +176,11 @@ FKV_FN fkv_u32 sd_query_place(fkv_u32 d) { return d / DC_SLAB * DC_SLAB + sd_lin
 /* Returns four codes of token k of part p as bytes: the lower four channels of unit u if `half` is 0, and the upper four if it is
  * 1. */
 FKV_FN fkv_u32 sd_key_bytes(const sd_tile &tile, int p, int u, int k, int half) {
-    if constexpr (FKV_K_BITS == 4) return sd_shifted(tile.k[p][u][k], half * 4) & 0x0f0f0f0fu;
-    fkv_u32 low = sd_shifted(tile.k[p][u / 2 % SD_K_LINES][k], u % 2 * 4 + half * 2);
+    if constexpr (FKV_K_BITS == 4) return tile.k[p][u][k] >> half * 4 & 0x0f0f0f0fu;
+    fkv_u32 low = tile.k[p][u / 2 % SD_K_LINES][k] >> (u % 2 * 4 + half * 2);
     if constexpr (FKV_K_BITS == 2) return low & 0x03030303u;
     int bit = u * 2 + half;
-    fkv_u32 high = bit < 2 ? tile.high_k[p][k] << (2 - bit) : sd_shifted(tile.high_k[p][k], bit - 2);
+    fkv_u32 high = bit < 2 ? tile.high_k[p][k] << (2 - bit) : tile.high_k[p][k] >> (bit - 2);
     return fkv_mask_or(low, 0x03030303u, high & 0x04040404u);
 }
 
@@ -202,9 +189,9 @@ FKV_FN fkv_u32 sd_key_bytes(const sd_tile &tile, int p, int u, int k, int half) 
 /* Returns selectors for sd_look_up(): one nibble per code, for eight tokens of part p in channel k of unit u. Each nibble holds a
  * 3-bit code, or a 2-bit code and an arbitrary bit. */
 FKV_FN fkv_u32 sd_selectors(const sd_tile &tile, int p, int u, int k, int) {
-    fkv_u32 low = sd_shifted(tile.v[u][k], 2 * p);
+    fkv_u32 low = tile.v[u][k] >> 2 * p;
     if constexpr (FKV_V_BITS == 2) return low & 0x77777777u;
-    fkv_u32 high = sd_shifted(tile.high_v[u / 2][k], u % 2 * 4 + p) & 0x05050505u;
+    fkv_u32 high = tile.high_v[u / 2][k] >> (u % 2 * 4 + p) & 0x05050505u;
     /* the product moves bits 0 and 2 of each byte to bits 2 and 6 */
     return fkv_mask_or(low, 0x33333333u, high * 20u & 0x44444444u);
 }
