@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <time.h>
 
-enum { DEFAULT_OPERATIONS = TEST_SANITIZED ? 50000 : 100000 };
+enum { DEFAULT_OPERATIONS = TEST_SANITIZED ? 25000 : 100000 };
 
 static bool run(uint64_t seed, uint64_t n_operations, pager_model_tally *sum) {
     bool good = true;
