@@ -3,8 +3,8 @@
  * TEST_SANITIZED: 1 in a build with AddressSanitizer or ThreadSanitizer, else 0. Such builds allocate additional memory, so
  * resident memory is not checked.
  *
- * TEST_EVERY: tests with many cases run only one of TEST_EVERY cases. The value is 1 unless the build has a sanitizer, runs in an
- * emulator, or tests only the kernels (FKV_PARITY_ONLY).
+ * TEST_EVERY: tests with many cases run only one of TEST_EVERY cases. The value is 1 unless the build system sets it or the build
+ * has a sanitizer.
  */
 #ifndef FKV_SANITIZED_H
 #define FKV_SANITIZED_H
