@@ -445,8 +445,8 @@ static void every_codec_and_shape(void) {
     }
 }
 
-/* Tests sealed layers with every bit width and shape; on the CPU, half of the combinations. Queries are in the first pages, at
- * page boundaries, in layers with windows, and in several tiles. */
+/* Tests sealed layers with all combinations of bit width and shape, or with half of them without fused kernels. Queries are in
+ * the first pages, at page boundaries and in layers with windows, and some cases have queries in several tiles. */
 static void sealed_layers(void) {
     const uint32_t n_codecs = mlx_config.way == FKV_MLX_FUSED ? FIRST_CALIBRATED_CODEC : N_ATTN_CODECS;
     for (uint32_t codec = FIRST_SEALED_CODEC; codec < n_codecs; codec++) {

@@ -3,8 +3,8 @@
  * TEST_SANITIZED: 1 in a build with AddressSanitizer or ThreadSanitizer, else 0. Such builds allocate additional memory, so
  * resident memory is not checked.
  *
- * TEST_EVERY: tests with many cases run only one of TEST_EVERY cases. The value is 1 unless the build system sets it or the build
- * has a sanitizer.
+ * TEST_EVERY: tests with many cases run only one of TEST_EVERY cases. tests/CMakeLists.txt sets the value for some programs and
+ * builds.
  */
 #ifndef FKV_SANITIZED_H
 #define FKV_SANITIZED_H
@@ -18,12 +18,11 @@
 #if defined(__SANITIZE_THREAD__) || __has_feature(thread_sanitizer) || defined(__SANITIZE_ADDRESS__) ||                          \
     __has_feature(address_sanitizer)
 #define TEST_SANITIZED 1
-#define TEST_EVERY 12
 #else
 #define TEST_SANITIZED 0
-#ifndef TEST_EVERY /* defined by the build system if the tests run in an emulator */
-#define TEST_EVERY 1
 #endif
+#ifndef TEST_EVERY
+#define TEST_EVERY (TEST_SANITIZED ? 12 : 1)
 #endif
 
 /* Returns true if a test runs this case. The selection is fixed and independent of the order of nested loops. The hash is that of

@@ -1,16 +1,17 @@
-"""Runs the Python examples of docs/python.md and python/README.md, except for the first one of each, which test_readme.py runs."""
+"""Runs the Python examples of docs/python.md and python/README.md, except for the one that test_readme.py runs."""
 import pathlib
 import re
 import subprocess
 import sys
 
 import pytest
+import readme_lines
 
 from flatkv import _library
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-EXAMPLES = [(page, i, code) for page in ("docs/python.md", "python/README.md")
-            for i, code in enumerate(re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), re.DOTALL)) if i > 0]
+EXAMPLES = [(name, i, code) for name, page in readme_lines.PAGES.items()
+            for i, code in enumerate(re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)) if code != readme_lines.lines(page)]
 
 
 def run(code, folder):
@@ -28,7 +29,6 @@ WITHOUT_TEMPLATE = "import flatkv\nflatkv.Model.chat_tokens = lambda model, mess
 def test_example_runs(page, number, code, tmp_path):
     if "mlx_lm" in code:
         pytest.importorskip("mlx_lm")
-        import readme_lines
         folder = readme_lines.needle(tmp_path / "model")
         code = re.sub(r'mlx_lm\.load\("[^"]+"\)', f"mlx_lm.load({str(folder)!r})", code)
     elif "smollm2.gguf" in code:
