@@ -327,7 +327,7 @@ static void shares_an_input(void) {
 
 /* Tests that products of heads, each with its own matrix and activations, are bit-identical to separate products. */
 static void products_of_heads(void) {
-    enum { HEADS = 3, ROWS = 40, COLS = 64, MOST_TOKENS = 37, STRIDE = HEADS * (ROWS + 5) };
+    enum { HEADS = 3, ROWS = 268, COLS = 64, MOST_TOKENS = 37, STRIDE = HEADS * (ROWS + 5) };
     static const uint32_t counts[] = {1, 3, 16, MOST_TOKENS};
     for (size_t k = 0; k < N_KINDS; k++) {
         product_fixture w[HEADS];

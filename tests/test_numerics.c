@@ -33,54 +33,54 @@ static const struct {
     const char *digest;
 } PINNED[] = {
     /* clang-format off */
-    {"cpu avx2 2", "llama2", "16/16", "1bda70d6f8078845"},
-    {"cpu avx2 2", "llama2", "8/4", "35f3545fb5991588"},
-    {"cpu avx2 2", "llama2", "tq4/tq4", "24d2c55e76de064f"},
-    {"cpu avx2 2", "llama2", "sealed", "e112bc86127aa976"},
-    {"cpu avx2 2", "llama_gptq", "16/16", "a587b41c1f5e0d25"},
-    {"cpu avx2 2", "llama_gptq", "8/4", "05c577846c7d008e"},
-    {"cpu avx2 2", "llama_gptq", "tq4/tq4", "f2ec304d18383f8a"},
-    {"cpu avx2 2", "llama_gptq", "sealed", "d9b5ba8c9a9418c3"},
-    {"cpu avx2 2", "gpt_oss_mxfp4", "16/16", "e2890bea76f424ab"},
-    {"cpu avx2 2", "gpt_oss_mxfp4", "8/4", "054cff84110aa268"},
-    {"cpu avx2 2", "gpt_oss_mxfp4", "tq4/tq4", "d75f59b648661391"},
-    {"cpu avx2 2", "gpt_oss_mxfp4", "sealed", "2e51fd94abacce97"},
-    {"cpu avx512 2", "llama2", "16/16", "4fa7244a392cdb37"},
-    {"cpu avx512 2", "llama2", "8/4", "1cbb83b6bfe2c020"},
-    {"cpu avx512 2", "llama2", "tq4/tq4", "2792d73bcd2c6164"},
-    {"cpu avx512 2", "llama2", "sealed", "5279be137a70d02f"},
-    {"cpu avx512 2", "llama_gptq", "16/16", "45091c036c5087fe"},
-    {"cpu avx512 2", "llama_gptq", "8/4", "339c0b61feecd696"},
-    {"cpu avx512 2", "llama_gptq", "tq4/tq4", "f2ec304d18383f8a"},
-    {"cpu avx512 2", "llama_gptq", "sealed", "51dcc5accbfc2a47"},
-    {"cpu avx512 2", "gpt_oss_mxfp4", "16/16", "99c77f5fb09ad957"},
-    {"cpu avx512 2", "gpt_oss_mxfp4", "8/4", "ac33ce67b2b8e488"},
-    {"cpu avx512 2", "gpt_oss_mxfp4", "tq4/tq4", "d75f59b648661391"},
-    {"cpu avx512 2", "gpt_oss_mxfp4", "sealed", "593b0d51269dbaaf"},
-    {"cpu int8dot 2 intel", "llama2", "16/16", "4fa7244a392cdb37"},
-    {"cpu int8dot 2 intel", "llama2", "8/4", "039c10430a5cd9f7"},
-    {"cpu int8dot 2 intel", "llama2", "tq4/tq4", "d37db4081a09b1cf"},
-    {"cpu int8dot 2 intel", "llama2", "sealed", "8d834705e2857ca3"},
-    {"cpu int8dot 2 intel", "llama_gptq", "16/16", "732eca5d388aea86"},
-    {"cpu int8dot 2 intel", "llama_gptq", "8/4", "480d694088db8d90"},
-    {"cpu int8dot 2 intel", "llama_gptq", "tq4/tq4", "aeee4b9fb6cab3c8"},
-    {"cpu int8dot 2 intel", "llama_gptq", "sealed", "6a316e61009ce489"},
-    {"cpu int8dot 2 intel", "gpt_oss_mxfp4", "16/16", "b8db4a23c69fd2fa"},
-    {"cpu int8dot 2 intel", "gpt_oss_mxfp4", "8/4", "ea0f0b54d82c9cfa"},
-    {"cpu int8dot 2 intel", "gpt_oss_mxfp4", "tq4/tq4", "2286fbf5cbf0b236"},
-    {"cpu int8dot 2 intel", "gpt_oss_mxfp4", "sealed", "0abf12439e3055a2"},
-    {"cpu scalar 2", "llama2", "16/16", "a0ab371fd19ef0da"},
-    {"cpu scalar 2", "llama2", "8/4", "e87330e6d15c60c4"},
-    {"cpu scalar 2", "llama2", "tq4/tq4", "2792d73bcd2c6164"},
-    {"cpu scalar 2", "llama2", "sealed", "2f548ad8cbc0db5c"},
-    {"cpu scalar 2", "llama_gptq", "16/16", "f9af872f11b61840"},
-    {"cpu scalar 2", "llama_gptq", "8/4", "a48d964004f29038"},
-    {"cpu scalar 2", "llama_gptq", "tq4/tq4", "f2ec304d18383f8a"},
-    {"cpu scalar 2", "llama_gptq", "sealed", "68be100a56e58788"},
-    {"cpu scalar 2", "gpt_oss_mxfp4", "16/16", "c9e42baa342f96c9"},
-    {"cpu scalar 2", "gpt_oss_mxfp4", "8/4", "b3a9bbe577b1c29b"},
-    {"cpu scalar 2", "gpt_oss_mxfp4", "tq4/tq4", "d75f59b648661391"},
-    {"cpu scalar 2", "gpt_oss_mxfp4", "sealed", "593b0d51269dbaaf"},
+    {"cpu avx2 3", "llama2", "16/16", "1bda70d6f8078845"},
+    {"cpu avx2 3", "llama2", "8/4", "35f3545fb5991588"},
+    {"cpu avx2 3", "llama2", "tq4/tq4", "24d2c55e76de064f"},
+    {"cpu avx2 3", "llama2", "sealed", "e112bc86127aa976"},
+    {"cpu avx2 3", "llama_gptq", "16/16", "a587b41c1f5e0d25"},
+    {"cpu avx2 3", "llama_gptq", "8/4", "05c577846c7d008e"},
+    {"cpu avx2 3", "llama_gptq", "tq4/tq4", "f2ec304d18383f8a"},
+    {"cpu avx2 3", "llama_gptq", "sealed", "d9b5ba8c9a9418c3"},
+    {"cpu avx2 3", "gpt_oss_mxfp4", "16/16", "e2890bea76f424ab"},
+    {"cpu avx2 3", "gpt_oss_mxfp4", "8/4", "054cff84110aa268"},
+    {"cpu avx2 3", "gpt_oss_mxfp4", "tq4/tq4", "d75f59b648661391"},
+    {"cpu avx2 3", "gpt_oss_mxfp4", "sealed", "2e51fd94abacce97"},
+    {"cpu avx512 3", "llama2", "16/16", "4fa7244a392cdb37"},
+    {"cpu avx512 3", "llama2", "8/4", "1cbb83b6bfe2c020"},
+    {"cpu avx512 3", "llama2", "tq4/tq4", "2792d73bcd2c6164"},
+    {"cpu avx512 3", "llama2", "sealed", "5279be137a70d02f"},
+    {"cpu avx512 3", "llama_gptq", "16/16", "45091c036c5087fe"},
+    {"cpu avx512 3", "llama_gptq", "8/4", "339c0b61feecd696"},
+    {"cpu avx512 3", "llama_gptq", "tq4/tq4", "f2ec304d18383f8a"},
+    {"cpu avx512 3", "llama_gptq", "sealed", "51dcc5accbfc2a47"},
+    {"cpu avx512 3", "gpt_oss_mxfp4", "16/16", "99c77f5fb09ad957"},
+    {"cpu avx512 3", "gpt_oss_mxfp4", "8/4", "ac33ce67b2b8e488"},
+    {"cpu avx512 3", "gpt_oss_mxfp4", "tq4/tq4", "d75f59b648661391"},
+    {"cpu avx512 3", "gpt_oss_mxfp4", "sealed", "593b0d51269dbaaf"},
+    {"cpu int8dot 3 intel", "llama2", "16/16", "4fa7244a392cdb37"},
+    {"cpu int8dot 3 intel", "llama2", "8/4", "039c10430a5cd9f7"},
+    {"cpu int8dot 3 intel", "llama2", "tq4/tq4", "d37db4081a09b1cf"},
+    {"cpu int8dot 3 intel", "llama2", "sealed", "8d834705e2857ca3"},
+    {"cpu int8dot 3 intel", "llama_gptq", "16/16", "11e359c78932c7c6"},
+    {"cpu int8dot 3 intel", "llama_gptq", "8/4", "e496319a7e3cf34a"},
+    {"cpu int8dot 3 intel", "llama_gptq", "tq4/tq4", "96f042041f8cd3cb"},
+    {"cpu int8dot 3 intel", "llama_gptq", "sealed", "287aa7f928d61014"},
+    {"cpu int8dot 3 intel", "gpt_oss_mxfp4", "16/16", "1bf79b6723d7727b"},
+    {"cpu int8dot 3 intel", "gpt_oss_mxfp4", "8/4", "6a3c91e6a60e4617"},
+    {"cpu int8dot 3 intel", "gpt_oss_mxfp4", "tq4/tq4", "261c6676c5052da0"},
+    {"cpu int8dot 3 intel", "gpt_oss_mxfp4", "sealed", "3d473eef2345ea02"},
+    {"cpu scalar 3", "llama2", "16/16", "a0ab371fd19ef0da"},
+    {"cpu scalar 3", "llama2", "8/4", "e87330e6d15c60c4"},
+    {"cpu scalar 3", "llama2", "tq4/tq4", "2792d73bcd2c6164"},
+    {"cpu scalar 3", "llama2", "sealed", "2f548ad8cbc0db5c"},
+    {"cpu scalar 3", "llama_gptq", "16/16", "f9af872f11b61840"},
+    {"cpu scalar 3", "llama_gptq", "8/4", "a48d964004f29038"},
+    {"cpu scalar 3", "llama_gptq", "tq4/tq4", "f2ec304d18383f8a"},
+    {"cpu scalar 3", "llama_gptq", "sealed", "68be100a56e58788"},
+    {"cpu scalar 3", "gpt_oss_mxfp4", "16/16", "c9e42baa342f96c9"},
+    {"cpu scalar 3", "gpt_oss_mxfp4", "8/4", "b3a9bbe577b1c29b"},
+    {"cpu scalar 3", "gpt_oss_mxfp4", "tq4/tq4", "d75f59b648661391"},
+    {"cpu scalar 3", "gpt_oss_mxfp4", "sealed", "593b0d51269dbaaf"},
     /* clang-format on */
 };
 
@@ -246,7 +246,7 @@ START_TEST(unlike_classes_share_no_pages_and_no_page_files) {
         fkv_seq loaded = 0;
         ck_assert_int_eq(fkv_seq_load(cache, &config, path, &loaded), alike ? FKV_OK : FKV_FILE_FOREIGN);
         if (!alike) {
-            ck_assert_ptr_nonnull(strstr(fkv_message(), "numerics is \"cpu scalar 2"));
+            ck_assert_ptr_nonnull(strstr(fkv_message(), "numerics is \"cpu scalar 3"));
             ck_assert_ptr_nonnull(strstr(fkv_message(), "save the file again on this machine"));
         }
         n_unlike += !alike;
@@ -264,11 +264,11 @@ START_TEST(identities_name_the_class_and_its_version) {
     char text[FKV_NUMERICS_BYTES];
     char other[FKV_NUMERICS_BYTES];
     fkv_cpu_numerics(FKV_ISA_AVX2, text);
-    ck_assert_int_eq(strncmp(text, "cpu avx2 2", 10), 0);
+    ck_assert_int_eq(strncmp(text, "cpu avx2 3", 10), 0);
     fkv_cpu_numerics(FKV_ISA_AVX512VNNI, text);
     fkv_cpu_numerics(FKV_ISA_AMX, other);
     ck_assert_str_eq(text, other);
-    ck_assert_int_eq(strncmp(text, "cpu int8dot 2 ", 14), 0);
+    ck_assert_int_eq(strncmp(text, "cpu int8dot 3 ", 14), 0);
     for (size_t a = 0; a < N_OF(ISAS); a++) {
         for (size_t b = 0; b < a; b++) {
             fkv_cpu_numerics(ISAS[a], text);

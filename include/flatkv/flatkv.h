@@ -219,7 +219,7 @@ typedef struct fkv_config {
     uint8_t weights_id[32]; /* any 32 bytes that identify the model weights; stored in page files */
     char rope_id[64];       /* null-terminated description of RoPE, such as "neox base=1000000"; stored in page files */
 
-    /* Null-terminated identity of the arithmetic that computes the rows, such as "cpu avx2 2"; stored in page files. Programs
+    /* Null-terminated identity of the arithmetic that computes the rows, such as "cpu avx2 3"; stored in page files. Programs
      * whose rows for the same tokens are not bit-identical must use different identities, because pages with equal identities
      * are shared. A runner sets this field itself. */
     char numerics[32];

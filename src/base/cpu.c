@@ -51,8 +51,8 @@ static bool runs_amx(void) {
     enum { UNKNOWN, NO, YES };
     static _Atomic int answer;
     if (answer == UNKNOWN) {
-        bool there = runs_avx512vnni() && __builtin_cpu_supports("amx-tile") && __builtin_cpu_supports("amx-int8") &&
-                     __builtin_cpu_supports("amx-bf16");
+        bool there = runs_avx512vnni() && __builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("amx-tile") &&
+                     __builtin_cpu_supports("amx-int8") && __builtin_cpu_supports("amx-bf16");
         answer = there && request_amx_tiles() ? YES : NO;
     }
     return answer == YES;

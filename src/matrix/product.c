@@ -11,14 +11,14 @@
 enum {
     ITEM_BYTES = 128 * 1024, /* target size of the weights of a work item, in bytes: half of a typical private cache, large enough
                                 to amortize scheduling */
-    ITEM_PANELS = 8, /* with at least one full block of tokens, a work item may have this number of panels even if they exceed
+    ITEM_PANELS = 16, /* with at least one full block of tokens, a work item may have this number of panels even if they exceed
                         ITEM_BYTES, so that several panels share the cached activations */
     ITEM_TOKENS = 16 * FKV_BLOCK_TOKENS,
     ITEMS_PER_THREAD =
         4, /* minimum number of work items per thread, if there are enough panels; balances the load of the threads */
-    PREPARE_TOKENS = 4,
-    CALLER_TOKENS = 2 /* up to this number of tokens, the calling thread prepares the activations alone, because waking other
-                         threads takes longer */
+    PREPARE_COLUMNS = 512, /* number of columns of a block of tokens that a work item prepares */
+    CALLER_TOKENS = 2      /* up to this number of tokens, the calling thread prepares the activations alone, because waking other
+                              threads takes longer */
 };
 
 /* Division of one matrix product into work items. A work item is a pair (panel range, token range). The token range varies
@@ -153,18 +153,21 @@ static void product_item(void *context, uint32_t item, uint32_t thread) {
 static void prepare_item(void *context, uint32_t item, uint32_t thread) {
     (void)thread;
     const job *j = context;
-    uint32_t token = item * PREPARE_TOKENS;
-    j->kernels->prepare_tokens(&j->in, token, fkv_min_u32(j->in.n_tokens - token, PREPARE_TOKENS));
+    const uint32_t n_column_cuts = fkv_ceil_div(j->in.n_cols, PREPARE_COLUMNS);
+    const uint32_t token = item / n_column_cuts * FKV_BLOCK_TOKENS;
+    const uint32_t column = item % n_column_cuts * PREPARE_COLUMNS;
+    j->kernels->prepare(&j->in, token, fkv_min_u32(j->in.n_tokens - token, FKV_BLOCK_TOKENS), column,
+                        fkv_min_u32(j->in.n_cols - column, PREPARE_COLUMNS));
 }
 
-static bool wants_tiles(const fkv_product_kernels *kernels, const fkv_product *p, uint32_t n_tokens) {
-    return kernels->wants_tiles != NULL && p->matrix->group != 0 && kernels->wants_tiles(p->matrix->kind, n_tokens);
+static bool wants_tiles(const fkv_product_kernels *kernels, uint32_t n_tokens) {
+    return kernels->min_tile_tokens != 0 && n_tokens >= kernels->min_tile_tokens;
 }
 
 static bool wants_preparation(const job *j) {
-    if (j->kernels->prepare_tokens == NULL) return false;
+    if (j->kernels->prepare == NULL) return false;
     for (uint32_t i = 0; i < j->n_products; i++) {
-        FKV_ASSERT(j->products[i].matrix != NULL);
+        FKV_ASSERT(j->products[i].matrix->n_cols == j->in.n_cols);
         if (j->products[i].matrix->group != 0) return true;
     }
     return false;
@@ -187,41 +190,28 @@ static uint32_t cut_panels(job *j, uint32_t n_threads) {
     return n_items;
 }
 
-/* Computes those products of a call that use the same form of prepared activations, with or without AMX tiles. */
-static void run_job(fkv_workers *workers, job *j) {
-    if (wants_preparation(j)) {
-        if (j->in.n_tokens <= CALLER_TOKENS)
-            j->kernels->prepare_tokens(&j->in, 0, j->in.n_tokens);
-        else
-            fkv_workers_run(workers, prepare_item, j, fkv_ceil_div(j->in.n_tokens, PREPARE_TOKENS));
-    }
-    j->n_token_cuts = fkv_ceil_div(j->in.n_tokens, ITEM_TOKENS);
-    fkv_workers_run(workers, product_item, j, cut_panels(j, fkv_workers_count(workers)));
-}
-
 void fkv_product_run(fkv_workers *workers, fkv_isa isa, const fkv_product *products, uint32_t n_products, const float *x,
                      uint32_t n_tokens, uint32_t x_stride, void *input) {
     FKV_ASSERT(isa != FKV_ISA_AUTO && n_products > 0 && n_products <= FKV_MAX_PRODUCTS);
     if (n_tokens == 0) return;
     const fkv_product_kernels *kernels = fkv_product_kernels_for(isa);
     FKV_ASSERT(kernels != NULL);
-    fkv_product alike[2][FKV_MAX_PRODUCTS] = {0};
-    uint32_t n_alike[2] = {0};
-    for (uint32_t i = 0; i < n_products; i++) {
-        FKV_ASSERT(products[i].matrix->n_cols == products[0].matrix->n_cols);
-        bool as_tiles = wants_tiles(kernels, &products[i], n_tokens);
-        alike[as_tiles][n_alike[as_tiles]++] = products[i];
+    job j = {.kernels = kernels, .products = products, .n_products = n_products};
+    j.in = (fkv_activations){.x = x,
+                             .x_stride = x_stride,
+                             .n_tokens = n_tokens,
+                             .n_cols = products[0].matrix->n_cols,
+                             .prepared = input,
+                             .as_tiles = wants_tiles(kernels, n_tokens)};
+    if (wants_preparation(&j)) {
+        if (n_tokens <= CALLER_TOKENS)
+            kernels->prepare(&j.in, 0, n_tokens, 0, j.in.n_cols);
+        else
+            fkv_workers_run(workers, prepare_item, &j,
+                            fkv_ceil_div(n_tokens, FKV_BLOCK_TOKENS) * fkv_ceil_div(j.in.n_cols, PREPARE_COLUMNS));
     }
-    for (uint32_t i = 0; i < 2; i++) {
-        job j = {.kernels = kernels, .products = alike[i], .n_products = n_alike[i]};
-        j.in = (fkv_activations){.x = x,
-                                 .x_stride = x_stride,
-                                 .n_tokens = n_tokens,
-                                 .n_cols = products[0].matrix->n_cols,
-                                 .prepared = input,
-                                 .as_tiles = i == 1};
-        if (n_alike[i] > 0) run_job(workers, &j);
-    }
+    j.n_token_cuts = fkv_ceil_div(n_tokens, ITEM_TOKENS);
+    fkv_workers_run(workers, product_item, &j, cut_panels(&j, fkv_workers_count(workers)));
 }
 
 /* ---- heads ---- */
@@ -246,7 +236,7 @@ static job head_job(const heads_job *j, uint32_t head, fkv_product *product) {
                                .n_tokens = j->n_tokens,
                                .n_cols = m->n_cols,
                                .prepared = j->input + head * j->head_bytes,
-                               .as_tiles = wants_tiles(j->kernels, product, j->n_tokens)};
+                               .as_tiles = wants_tiles(j->kernels, j->n_tokens)};
     return one;
 }
 
@@ -254,7 +244,7 @@ static void prepare_head(void *context, uint32_t item, uint32_t thread) {
     (void)thread;
     fkv_product product;
     const job j = head_job(context, item, &product);
-    if (product.matrix->group != 0) j.kernels->prepare_tokens(&j.in, 0, j.in.n_tokens);
+    if (product.matrix->group != 0) j.kernels->prepare(&j.in, 0, j.in.n_tokens, 0, j.in.n_cols);
 }
 
 /* Computes the matrix product of one head for one range of tokens. */
@@ -279,6 +269,6 @@ void fkv_product_run_heads(fkv_workers *workers, fkv_isa isa, const fkv_head_pro
                    .input = input,
                    .head_bytes = fkv_product_input_bytes(n_tokens, products->matrices[0].n_cols)};
     FKV_ASSERT(j.kernels != NULL);
-    if (j.kernels->prepare_tokens != NULL) fkv_workers_run(workers, prepare_head, &j, products->n_heads);
+    if (j.kernels->prepare != NULL) fkv_workers_run(workers, prepare_head, &j, products->n_heads);
     fkv_workers_run(workers, product_head, &j, products->n_heads * j.n_token_cuts);
 }

@@ -3,4 +3,4 @@
 
 #include "product_body.h"
 
-const fkv_product_kernels fkv_product_avx2 = {NULL, NULL, kernel_product, NULL};
+const fkv_product_kernels fkv_product_avx2 = {0, NULL, kernel_product, NULL};

@@ -4,4 +4,4 @@
 #include "fill_avx512.h"
 #include "product_body.h"
 
-const fkv_product_kernels fkv_product_avx512 = {NULL, NULL, kernel_product, fill_avx512_panel};
+const fkv_product_kernels fkv_product_avx512 = {0, NULL, kernel_product, fill_avx512_panel};

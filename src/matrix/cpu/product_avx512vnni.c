@@ -3,4 +3,4 @@
 
 #include "fill_avx512.h"
 
-const fkv_product_kernels fkv_product_avx512vnni = {NULL, int_prepare_tokens, int_product, fill_avx512_panel};
+const fkv_product_kernels fkv_product_avx512vnni = {0, int_prepare, int_product, fill_avx512_panel};

@@ -28,12 +28,12 @@ typedef struct fkv_activations {
     uint32_t n_tokens;
     uint32_t n_cols;
     void *prepared; /* fkv_activation_bytes() bytes, 64-byte aligned */
-    bool as_tiles;  /* result of wants_tiles(): true if the activations are prepared as AMX tiles */
+    bool as_tiles;  /* true if the activations are prepared as AMX tiles */
 } fkv_activations;
 
-/* Returns an upper bound, over all kernels, on the size of prepared activations: two 16-bit values per activation and a float per
- * 32 activations, with tokens rounded up to whole blocks. */
-enum { FKV_PREPARED_BYTES = 132 };
+/* Returns an upper bound, over all kernels, on the size of prepared activations: two 16-bit values per activation and three
+ * floats per 32 activations, with tokens rounded up to whole blocks. */
+enum { FKV_PREPARED_BYTES = 140 };
 FKV_INLINE uint64_t fkv_activation_bytes(uint64_t n_tokens, uint64_t n_cols) {
     return fkv_align_up(n_tokens, FKV_BLOCK_TOKENS) * (n_cols / 32) * FKV_PREPARED_BYTES;
 }
@@ -45,13 +45,12 @@ typedef enum fkv_filled {
 } fkv_filled;
 
 typedef struct fkv_product_kernels {
-    /* Returns whether the activations of n_tokens tokens should be prepared as AMX tiles for this matrix kind. NULL if
-     * activations are never prepared as tiles. */
-    bool (*wants_tiles)(fkv_matrix_kind kind, uint32_t n_tokens);
+    /* Minimum number of tokens whose activations are prepared as AMX tiles. 0 if they are never prepared as tiles. */
+    uint32_t min_tile_tokens;
 
-    /* Prepares the activations of tokens [token, token + n_tokens) for products with packed panels. NULL if no preparation is
-     * needed. */
-    void (*prepare_tokens)(const fkv_activations *in, uint32_t token, uint32_t n_tokens);
+    /* Prepares columns [column, column + n_columns), a multiple of FKV_UNIT_COLS, of tokens [token, token + n_tokens) for
+     * products with packed panels. The ranges of tokens are those of product(). NULL if no preparation is needed. */
+    void (*prepare)(const fkv_activations *in, uint32_t token, uint32_t n_tokens, uint32_t column, uint32_t n_columns);
 
     /* Computes out[t][16 * p + r], the dot product of row r of panel p with x[token + t], for every panel and t < n_tokens.
      * `token` is a multiple of FKV_BLOCK_TOKENS. n_tokens is also a multiple of FKV_BLOCK_TOKENS, unless the range includes the

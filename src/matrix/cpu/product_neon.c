@@ -3,4 +3,4 @@
 
 #include "product_body.h"
 
-const fkv_product_kernels fkv_product_neon = {NULL, NULL, kernel_product, NULL};
+const fkv_product_kernels fkv_product_neon = {0, NULL, kernel_product, NULL};

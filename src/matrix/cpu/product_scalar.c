@@ -6,4 +6,4 @@
 #define FKV_UNROLL
 #include "product_body.h"
 
-const fkv_product_kernels fkv_product_scalar = {NULL, NULL, kernel_product, NULL};
+const fkv_product_kernels fkv_product_scalar = {0, NULL, kernel_product, NULL};

@@ -5,9 +5,10 @@
  * from its largest value, because some channels of a model can be a thousand times larger than others. The contribution of a
  * scale group to the output is (dot * step) * scale + bias * sum(x), where dot is the dot product of the codes with the rounded
  * activations, and sum(x) is the sum of the rounded activations. Because both terms use rounded activations, a rounding error is
- * multiplied by the weight, scale * code + bias, and not by scale * code alone. Dot products are exact, and groups are always
- * added in the same order, so the result for a token does not depend on other tokens and panels. Because steps are powers of two,
- * dot * step is exact, and product_amx_bf16.h may apply the step before summing.
+ * multiplied by the weight, scale * code + bias, and not by scale * code alone. Kinds without biases subtract the center of the
+ * codes instead, as an integer: dot is the product with code - center. Dot products are exact integers, rounded to float once,
+ * and groups are always added in the same order, so the result for a token does not depend on other tokens and panels. Because
+ * steps are powers of two, dot * step is exact, and product_amx.c may apply the step before summing.
  *
  * Prepared activations consist of two arrays. The first has [units, tokens, 64] bytes for each block of up to 16 tokens, with 32
  * high and 32 low bytes per unit and token. The second has a unit_scaling for each unit and token, in the same order.
@@ -15,6 +16,7 @@
 #ifndef FKV_PRODUCT_VNNI_H
 #define FKV_PRODUCT_VNNI_H
 
+#include "../../base/simd/fold_avx512.h"
 #include "../../base/simd/quads_avx512.h"
 
 #include "product_body.h"
@@ -25,12 +27,18 @@ _Static_assert((int)UNIT_NUMBERS == (int)FKV_UNIT_COLS, "panels and dot products
  * multiplied by it, so that intermediate results do not overflow if all inputs are finite. */
 static const float CODE_SUM_BOUND = 0x1p13f;
 
+/* A unit whose magnitudes are all below this bound is treated as 0. Otherwise, products of step / CODE_SUM_BOUND, which AMX
+ * flushes to 0 if they are denormal, might be too small. */
+static const float SMALLEST_UNIT = 1e-28f;
+
 enum { MAX_TOKENS = 8 }; /* maximum number of tokens that use the codes of a panel while the codes are in registers */
 
 typedef struct unit_scaling {
-    float step;   /* quantization step, divided by CODE_SUM_BOUND */
-    float sum[2]; /* sums of the first and of the last 16 rounded values */
-    float both;   /* sum[0] + sum[1] */
+    float step;               /* quantization step, divided by CODE_SUM_BOUND */
+    float sum[2];             /* sums of the first and of the last 16 rounded values */
+    float both;               /* sum[0] + sum[1] */
+    int32_t minus_steps[2];   /* -sum[i] in quantization steps */
+    int32_t minus_steps_both; /* minus_steps[0] + minus_steps[1] */
 } unit_scaling;
 
 typedef struct unit_bytes {
@@ -55,16 +63,6 @@ FKV_INLINE token_block token_block_at(const fkv_activations *in, uint32_t token)
     return (token_block){bytes + n_units * token, scaling + n_units * token, fkv_min_u32(in->n_tokens - token, FKV_BLOCK_TOKENS)};
 }
 
-/* Reduces each of four registers of 16 absolute values to its maximum. */
-FKV_INLINE __m128 max_of_each(const vf a[4]) {
-    vf ab = vf_max(_mm512_unpacklo_ps(a[0], a[1]), _mm512_unpackhi_ps(a[0], a[1]));
-    vf cd = vf_max(_mm512_unpacklo_ps(a[2], a[3]), _mm512_unpackhi_ps(a[2], a[3]));
-    vf all = vf_max(_mm512_castpd_ps(_mm512_unpacklo_pd(_mm512_castps_pd(ab), _mm512_castps_pd(cd))),
-                    _mm512_castpd_ps(_mm512_unpackhi_pd(_mm512_castps_pd(ab), _mm512_castps_pd(cd))));
-    __m256 half = _mm256_max_ps(_mm512_castps512_ps256(all), _mm512_extractf32x8_ps(all, 1));
-    return _mm_max_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
-}
-
 enum {
     PREPARED_UNITS = 4
 }; /* number of units whose activations are prepared together: reducing four vectors costs little more than reducing one */
@@ -75,30 +73,35 @@ typedef struct unit_steps {
     float inverse[PREPARED_UNITS];
 } unit_steps;
 
-/* Computes power-of-two quantization steps. In each unit, the largest magnitude is between LARGEST / 2 and LARGEST steps. The
- * step is 0 if all values of the unit are so small that they are rounded to 0. */
+/* Computes power-of-two quantization steps of 16 units, and their inverses, from the largest magnitude of each unit. This
+ * magnitude is between LARGEST / 2 and LARGEST steps. The step is 0 if all values of the unit are so small that they are rounded
+ * to 0. largest: if a value of the unit is not finite, infinity or NaN. */
+FKV_INLINE void steps_of_largest(vf largest, vf *step, vf *inverse) {
+    const __m512i infinity = _mm512_set1_epi32(0x7f800000);
+    const __mmask16 not_finite = _mm512_cmp_epu32_mask(_mm512_castps_si512(largest), infinity, _MM_CMPINT_NLT);
+    const __mmask16 some = _mm512_cmp_ps_mask(largest, vf_set(SMALLEST_UNIT), _CMP_GT_OQ) & (__mmask16)~not_finite;
+    __m512i exponent = _mm512_and_si512(_mm512_castps_si512(vf_mul(largest, vf_set(0x1p15f / LARGEST))), infinity);
+    __m512i bits = _mm512_sub_epi32(exponent, _mm512_set1_epi32(14 << 23)); /* 14 below the exponent of the largest value */
+    *inverse = _mm512_castsi512_ps(_mm512_maskz_sub_epi32(some, _mm512_set1_epi32(254 << 23), bits));
+    *step = _mm512_mask_mov_ps(_mm512_castsi512_ps(_mm512_maskz_mov_epi32(some, bits)), not_finite, vf_set(NAN));
+}
+
+/* Returns the larger magnitude in each lane. A NaN compares as larger than infinity. */
+FKV_INLINE vf larger_magnitude(vf a, vf b) { return fold_two(WHOLE_LARGER, _mm512_abs_ps(a), _mm512_abs_ps(b)); }
+
+/* Computes the quantization steps of up to PREPARED_UNITS units of one token. */
 FKV_INLINE unit_steps steps_of(const float *x, uint32_t n_units) {
-    const __m128i step_of_one = _mm_set1_epi32(14 << 23); /* the exponent of the step is 14 below that of the largest value */
-    vf size[PREPARED_UNITS];
-    unsigned not_finite = 0;
+    vf largest[PREPARED_UNITS];
+    vf step;
+    vf inverse;
     for (uint32_t u = 0; u < PREPARED_UNITS; u++) {
         const float *unit = x + (size_t)fkv_min_u32(u, n_units - 1) * UNIT_NUMBERS;
-        vf first = _mm512_abs_ps(vf_load(unit));
-        vf second = _mm512_abs_ps(vf_load(unit + VL));
-        size[u] = vf_max(first, second);
-        unsigned off = _mm512_cmp_ps_mask(first, vf_set(INFINITY), _CMP_NLT_UQ) |
-                       (unsigned)_mm512_cmp_ps_mask(second, vf_set(INFINITY), _CMP_NLT_UQ);
-        not_finite |= (off != 0 ? 1u : 0u) << u;
+        largest[u] = larger_magnitude(vf_load(unit), vf_load(unit + VL));
     }
-    __m128 largest = max_of_each(size);
-    __m128i exponent =
-        _mm_and_si128(_mm_castps_si128(_mm_mul_ps(largest, _mm_set1_ps(0x1p15f / LARGEST))), _mm_set1_epi32(0x7f800000));
-    __m128i step = _mm_sub_epi32(exponent, step_of_one);
-    __mmask8 some = _mm_cmp_ps_mask(largest, _mm_set1_ps(SMALLEST), _CMP_GT_OQ) & (__mmask8)~not_finite;
+    steps_of_largest(fold_rows(WHOLE_LARGER, PREPARED_UNITS, largest), &step, &inverse);
     unit_steps steps;
-    _mm_storeu_ps(steps.inverse, _mm_maskz_mov_ps(some, _mm_castsi128_ps(_mm_sub_epi32(_mm_set1_epi32(254 << 23), step))));
-    _mm_storeu_ps(steps.step,
-                  _mm_mask_mov_ps(_mm_maskz_mov_ps(some, _mm_castsi128_ps(step)), (__mmask8)not_finite, _mm_set1_ps(NAN)));
+    _mm_storeu_ps(steps.step, _mm512_castps512_ps128(step));
+    _mm_storeu_ps(steps.inverse, _mm512_castps512_ps128(inverse));
     return steps;
 }
 
@@ -121,27 +124,16 @@ FKV_INLINE unit_pair round_unit_pair(const float *x, const unit_steps *steps, ui
     return pair;
 }
 
-/* Adds the scaled dot product and the bias term of one group of columns to `sum`. The order of the two additions affects the
- * result and must not change. */
-FKV_INLINE vf add_group(vf dot, vf scale, vf bias, float x_sum, vf sum) {
-    return vf_fma(dot, scale, vf_fma(bias, vf_set(x_sum), sum));
+/* Adds the scaled dot product and, if the kind has biases, the bias term of one group of columns to `sum`. The order of the two
+ * additions affects the result and must not change. */
+FKV_INLINE vf add_group(fkv_panel_layout layout, vf dot, vf scale, vf bias, float x_sum, vf sum) {
+    if (layout.biased) sum = vf_fma(bias, vf_set(x_sum), sum);
+    return vf_fma(dot, scale, sum);
 }
 
 /* Returns the number of units per span if n_units units are divided into as few spans as possible, with at most `most` units each
  * and nearly equal sizes. */
 FKV_INLINE uint32_t even_span(uint32_t n_units, uint32_t most) { return fkv_ceil_div(n_units, fkv_ceil_div(n_units, most)); }
-
-/* Calls a prepare_units function for all units of tokens [token, token + n_tokens), with up to PREPARED_UNITS units of one token
- * per call. */
-typedef void prepare_units(const fkv_activations *in, uint32_t token, uint32_t unit, const float *x, uint32_t n_units);
-FKV_INLINE void prepare_each_token(prepare_units *prepare, const fkv_activations *in, uint32_t token, uint32_t n_tokens) {
-    uint32_t n_units = in->n_cols / UNIT_NUMBERS;
-    for (uint32_t t = token; t < token + n_tokens; t++) {
-        const float *x = in->x + t * in->x_stride;
-        for (uint32_t u = 0; u < n_units; u += PREPARED_UNITS)
-            prepare(in, t, u, x + (size_t)u * UNIT_NUMBERS, fkv_min_u32(n_units - u, PREPARED_UNITS));
-    }
-}
 
 FKV_INLINE void int_prepare_units(const fkv_activations *in, uint32_t token, uint32_t first, const float *x, uint32_t n_units) {
     const token_block block = token_block_at(in, token - token % FKV_BLOCK_TOKENS);
@@ -158,37 +150,55 @@ FKV_INLINE void int_prepare_units(const fkv_activations *in, uint32_t token, uin
             _mm_storeu_si128((__m128i *)(bytes[unit * stride].high + i % 2 * 16), both.high);
             _mm_storeu_si128((__m128i *)(bytes[unit * stride].low + i % 2 * 16), both.low);
         }
+        int32_t minus[4]; /* not defined by C for NaN, so the conversion uses intrinsics */
+        _mm_storeu_si128((__m128i *)minus, _mm_sub_epi32(_mm_setzero_si128(), _mm_cvtps_epi32(_mm_loadu_ps(pair.sum))));
         for (uint32_t unit = u; unit < fkv_min_u32(u + 2, n_units); unit++) {
+            const uint32_t half = (unit - u) * 2; /* index in `pair` of the first half (16 values) of the unit */
             unit_scaling *to = &scaling[unit * stride];
             to->step = steps.step[unit] / CODE_SUM_BOUND;
-            to->sum[0] = pair.sum[(unit - u) * 2] * steps.step[unit];
-            to->sum[1] = pair.sum[(unit - u) * 2 + 1] * steps.step[unit];
+            to->sum[0] = pair.sum[half] * steps.step[unit];
+            to->sum[1] = pair.sum[half + 1] * steps.step[unit];
             to->both = to->sum[0] + to->sum[1];
+            to->minus_steps[0] = minus[half];
+            to->minus_steps[1] = minus[half + 1];
+            to->minus_steps_both = (int32_t)((uint32_t)minus[half] + (uint32_t)minus[half + 1]); /* wraps if a value is NaN */
         }
     }
 }
 
-static void int_prepare_tokens(const fkv_activations *in, uint32_t token, uint32_t n_tokens) {
-    prepare_each_token(int_prepare_units, in, token, n_tokens);
+static void int_prepare(const fkv_activations *in, uint32_t token, uint32_t n_tokens, uint32_t column, uint32_t n_columns) {
+    const uint32_t end = (column + n_columns) / UNIT_NUMBERS;
+    for (uint32_t t = token; t < token + n_tokens; t++)
+        for (uint32_t u = column / UNIT_NUMBERS; u < end; u += PREPARED_UNITS)
+            int_prepare_units(in, t, u, in->x + t * in->x_stride + (size_t)u * UNIT_NUMBERS,
+                              fkv_min_u32(end - u, PREPARED_UNITS));
 }
 
-/* Computes the dot products of n_quads quads of codes with the activations of n_tokens tokens. The activation bytes start at quad
- * `first` of the unit. vpdpbusd has a latency of five cycles and a throughput of two per cycle, so ten or more independent
- * accumulators keep it busy. With eight tokens, the low-byte accumulators are initialized with the shifted high-byte results,
- * which saves an addition. With fewer tokens, both bytes are accumulated in parallel. */
-FKV_INLINE void dot_tokens(int n_tokens, int n_quads, int first, const __m512i *quads, const unit_bytes *bytes, vf *dots) {
+/* Returns, in all lanes, the center of the codes times minus_steps, a negated sum of activations; 0 for kinds with biases. */
+FKV_INLINE __m512i center_of_group(fkv_panel_layout layout, int32_t minus_steps) {
+    if (layout.biased) return _mm512_setzero_si512();
+    return _mm512_slli_epi32(_mm512_set1_epi32(minus_steps), layout.table ? 7 : layout.bits - 1);
+}
+
+/* Computes the dot products of n_quads quads of codes with the activations of n_tokens tokens, and adds centers[t]. The
+ * activation bytes start at quad `first` of the unit. vpdpbusd has a latency of five cycles and a throughput of two per cycle, so
+ * ten or more independent accumulators keep it busy. With eight tokens, the low-byte accumulators are initialized with the
+ * shifted high-byte results, which saves an addition. With fewer tokens, both bytes are accumulated in parallel. */
+FKV_INLINE void dot_tokens(int n_tokens, int n_quads, int first, const __m512i *quads, const unit_bytes *bytes,
+                           const __m512i *centers, vf *dots) {
     const int8_t *parts[2 * MAX_TOKENS]; /* addresses of the high activation bytes of each token, then of the low bytes */
     __m512i sums[2 * MAX_TOKENS];
     FKV_UNROLL
     for (int t = 0; t < n_tokens; t++) {
         parts[t] = bytes[t].high + 4 * first;
         parts[n_tokens + t] = bytes[t].low + 4 * first;
-        sums[t] = sums[n_tokens + t] = _mm512_setzero_si512();
+        sums[t] = _mm512_setzero_si512();
+        sums[n_tokens + t] = centers[t];
     }
     if (n_tokens == MAX_TOKENS) {
         dot_quads(n_tokens, n_quads, quads, parts, sums, sums);
         FKV_UNROLL
-        for (int t = 0; t < n_tokens; t++) sums[t] = _mm512_slli_epi32(sums[t], 8);
+        for (int t = 0; t < n_tokens; t++) sums[t] = join_bytes(sums[t], centers[t]);
         dot_quads(n_tokens, n_quads, quads, parts + n_tokens, sums, sums);
         FKV_UNROLL
         for (int t = 0; t < n_tokens; t++) dots[t] = _mm512_cvtepi32_ps(sums[t]);
@@ -240,17 +250,25 @@ FKV_INLINE __m512i load_table(fkv_panel_layout layout, const int8_t *table) {
     return _mm512_broadcast_i32x4(bytes);
 }
 
-/* Scales the dot products over one scale group and adds them to the accumulators. The group has n_quads quads and starts at quad
- * `first` of its unit. */
-FKV_INLINE void int_product_group(int n_tokens, int n_quads, int first, const __m512i *quads, vf scale, vf bias,
+/* Scales the dot products over one scale group and adds them to the accumulators. The group starts at quad `first` of its unit.
+ */
+FKV_INLINE void int_product_group(fkv_panel_layout layout, int n_tokens, int first, const __m512i *quads, const uint8_t *halves,
                                   const unit_bytes *bytes, const unit_scaling *scaling, vf *sum) {
+    const bool whole = layout.group == UNIT_NUMBERS;
+    vf scale;
+    vf bias;
     vf dots[MAX_TOKENS];
+    __m512i centers[MAX_TOKENS];
+    load_affine(layout, halves, &scale, &bias);
     const vf larger = vf_mul(scale, vf_set(CODE_SUM_BOUND));
-    dot_tokens(n_tokens, n_quads, first, quads, bytes, dots);
+    FKV_UNROLL
+    for (int t = 0; t < n_tokens; t++)
+        centers[t] = center_of_group(layout, whole ? scaling[t].minus_steps_both : scaling[t].minus_steps[first / 4]);
+    dot_tokens(n_tokens, (int)layout.group / 4, first, quads, bytes, centers, dots);
     FKV_UNROLL
     for (int t = 0; t < n_tokens; t++) {
-        float x_sum = n_quads == UNIT_QUADS ? scaling[t].both : scaling[t].sum[first / 4];
-        sum[t] = add_group(vf_mul(dots[t], vf_set(scaling[t].step)), larger, bias, x_sum, sum[t]);
+        float x_sum = whole ? scaling[t].both : scaling[t].sum[first / 4];
+        sum[t] = add_group(layout, vf_mul(dots[t], vf_set(scaling[t].step)), larger, bias, x_sum, sum[t]);
     }
 }
 
@@ -274,11 +292,8 @@ FKV_INLINE void int_product_tokens(int n_tokens, fkv_panel_layout layout, uint32
         panel += (size_t)bits * FKV_LINE_BYTES;
         FKV_UNROLL
         for (int first = 0; first < UNIT_QUADS; first += group_quads) {
-            vf scale;
-            vf bias;
-            load_affine(layout, halves, &scale, &bias);
+            int_product_group(layout, n_tokens, first, quads + first, halves, bytes, scaling, sum);
             halves += fkv_panel_group_bytes(layout);
-            int_product_group(n_tokens, group_quads, first, quads + first, scale, bias, bytes, scaling, sum);
         }
     }
     FKV_UNROLL

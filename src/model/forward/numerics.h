@@ -15,10 +15,10 @@ enum {
 
     /* Must be increased by every change to the forward pass or to a kernel that changes a bit of keys or values. Otherwise, pages
      * stored by earlier versions would be used together with pages of this version. */
-    FKV_CPU_NUMERICS_VERSION = 2
+    FKV_CPU_NUMERICS_VERSION = 3
 };
 
-/* Writes the identity, such as "cpu avx2 2". isa: not FKV_ISA_AUTO. */
+/* Writes the identity, such as "cpu avx2 3". isa: not FKV_ISA_AUTO. */
 void fkv_cpu_numerics(fkv_isa isa, char text[FKV_NUMERICS_BYTES]);
 
 #endif
