@@ -1,8 +1,8 @@
 /* Quantized weight matrices and their products with activations.
  *
  * A matrix [R rows, C columns] is divided into panels of 16 rows. In vector registers, each lane holds one row of a panel. A
- * dword holds four columns of one row (a quad), and the dwords of the 16 rows are adjacent. Dot-product instructions and AMX
- * tiles read this layout directly. panels.h specifies the layout.
+ * dword holds four columns of one row (a quad), and the dwords of the 16 rows are adjacent. Dot-product instructions read
+ * this layout directly; the AMX kernels convert codes to bfloat16 tiles. panels.h specifies the layout.
  *
  *   AFFINE2, 3, 4, 5, 6, 8  value = scale * code + bias: 12, 16, 20, 24, 28, 36 bytes per 32 weights
  *   CENTERED4, 5, 8         value = scale * (code - 2 ^ (bits - 1)): 18, 22, 34 bytes

@@ -1,8 +1,9 @@
 /* Multiplies activations by up to four matrices: prepares the activations once and distributes the work over threads.
  *
- * A work item consists of a range of panels of one matrix and a range of tokens. The panels of a work item fit in the private
- * cache of a core, so they stay cached while all tokens of the item are processed. The division into items does not affect
- * results (see product_kernels.h), so it may depend on the number of threads.
+ * A work item consists of a range of panels of one matrix and a range of tokens. Work items are so small that their
+ * panels, or the codes that the kernel unpacks from them, usually stay in the private cache of a core while all tokens of the
+ * item are processed. The division into items does not affect results (see product_kernels.h), so it may depend on the number of
+ * threads.
  */
 #include "matrix.h"
 
@@ -11,12 +12,13 @@
 enum {
     ITEM_BYTES = 128 * 1024, /* target size of the weights of a work item, in bytes: half of a typical private cache, large enough
                                 to amortize scheduling */
-    ITEM_PANELS = 16, /* with at least one full block of tokens, a work item may have this number of panels even if they exceed
-                        ITEM_BYTES, so that several panels share the cached activations */
+    BLOCK_PANELS = 8, /* with at least one full block of tokens, a work item may have this number of panels even if they exceed
+                         ITEM_BYTES, so that several panels share the cached activations */
+    TILE_PANELS = 16, /* the same for activations in AMX tiles: the number of panels that the kernel unpacks together */
     ITEM_TOKENS = 16 * FKV_BLOCK_TOKENS,
     ITEMS_PER_THREAD =
         4, /* minimum number of work items per thread, if there are enough panels; balances the load of the threads */
-    PREPARE_COLUMNS = 512, /* number of columns of a block of tokens that a work item prepares */
+    PREPARE_COLUMNS = 512, /* number of columns per preparation item; each item covers one block of tokens */
     CALLER_TOKENS = 2      /* up to this number of tokens, the calling thread prepares the activations alone, because waking other
                               threads takes longer */
 };
@@ -165,11 +167,8 @@ static bool wants_tiles(const fkv_product_kernels *kernels, uint32_t n_tokens) {
 }
 
 static bool wants_preparation(const job *j) {
-    if (j->kernels->prepare == NULL) return false;
-    for (uint32_t i = 0; i < j->n_products; i++) {
-        FKV_ASSERT(j->products[i].matrix->n_cols == j->in.n_cols);
+    for (uint32_t i = 0; j->kernels->prepare != NULL && i < j->n_products; i++)
         if (j->products[i].matrix->group != 0) return true;
-    }
     return false;
 }
 
@@ -182,7 +181,8 @@ static uint32_t cut_panels(job *j, uint32_t n_threads) {
     for (uint32_t i = 0; i < j->n_products; i++) {
         const fkv_matrix *m = j->products[i].matrix;
         uint64_t most = ITEM_BYTES / m->panel_bytes;
-        if (j->in.n_tokens >= FKV_BLOCK_TOKENS && most < ITEM_PANELS) most = ITEM_PANELS;
+        const uint64_t sharing = j->in.as_tiles ? TILE_PANELS : BLOCK_PANELS;
+        if (j->in.n_tokens >= FKV_BLOCK_TOKENS && most < sharing) most = sharing;
         uint64_t panels = most < fair ? most : fair;
         j->cuts[i] = (cut){n_items, fkv_ceil_div(m->n_rows, FKV_PANEL_ROWS), panels == 0 ? 1 : (uint32_t)panels};
         n_items += fkv_ceil_div(j->cuts[i].n_panels, j->cuts[i].item_panels) * j->n_token_cuts;
@@ -196,6 +196,7 @@ void fkv_product_run(fkv_workers *workers, fkv_isa isa, const fkv_product *produ
     if (n_tokens == 0) return;
     const fkv_product_kernels *kernels = fkv_product_kernels_for(isa);
     FKV_ASSERT(kernels != NULL);
+    for (uint32_t i = 1; i < n_products; i++) FKV_ASSERT(products[i].matrix->n_cols == products[0].matrix->n_cols);
     job j = {.kernels = kernels, .products = products, .n_products = n_products};
     j.in = (fkv_activations){.x = x,
                              .x_stride = x_stride,

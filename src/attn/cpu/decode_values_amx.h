@@ -72,10 +72,10 @@ FKV_INLINE void weigh_sizes(weigh_input in, decode_weights *w, float (*inverse)[
             }
         }
     }
-    vf most = fold_groups(LARGER, in.n_groups, largest);
+    vf most = fold_groups(FOLD_MAX, in.n_groups, largest);
     vf_store(inverse[0], _mm512_maskz_div_ps(_mm512_cmp_ps_mask(most, vf_set(SMALLEST), _CMP_GT_OQ), vf_set(LARGEST), most));
     vf_store(w->step[0], vf_div(most, vf_set(LARGEST)));
-    vf_store(w->offset[0], fold_groups(SUM, in.n_groups, offset));
+    vf_store(w->offset[0], fold_groups(FOLD_SUM, in.n_groups, offset));
 }
 
 /* Quantizes the weights to bytes and computes the sums of weight * zero code. */
@@ -104,7 +104,7 @@ FKV_INLINE void weigh_bytes(weigh_input in, decode_weights *w, float (*inverse)[
                                                          _mm512_dpbusd_epi32(_mm512_setzero_si512(), zero, low)));
         }
     }
-    _mm512_store_si512(w->zero, _mm512_castps_si512(fold_groups(WHOLE_SUM, in.n_groups, taken)));
+    _mm512_store_si512(w->zero, _mm512_castps_si512(fold_groups(FOLD_INT_SUM, in.n_groups, taken)));
 }
 
 FKV_INLINE void decode_weigh(weigh_input in, decode_weights *w) {

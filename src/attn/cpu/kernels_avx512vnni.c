@@ -385,7 +385,7 @@ static void turbo_initial_sums(digit_rows of, uint32_t dim, int32_t start[4]) {
         }
         sums[d] = _mm512_castsi512_ps(_mm512_sub_epi32(_mm512_setzero_si512(), sum));
     }
-    _mm_storeu_si128((__m128i *)start, _mm512_castsi512_si128(_mm512_castps_si512(fold_rows(WHOLE_SUM, 4, sums))));
+    _mm_storeu_si128((__m128i *)start, _mm512_castsi512_si128(_mm512_castps_si512(fold_rows(FOLD_INT_SUM, 4, sums))));
 }
 
 /* Computes the scores of 32 tokens for n query rows. n is a compile-time constant. */

@@ -96,7 +96,7 @@ FKV_INLINE void fused_queries(uint32_t n_chunks, fused_job *j, uint32_t row, uin
             fused_make_digits(true, n_chunks, j, row, n, bias);
         else
             fused_make_digits(false, n_chunks, j, row, n, bias);
-        vf_store(j->rows.bias, fold_rows(SUM, BLOCK_ROWS, bias));
+        vf_store(j->rows.bias, fold_rows(FOLD_SUM, BLOCK_ROWS, bias));
         fkv_tiles_see_stores();
     }
     vf_store(j->high_step, vf_mul(vf_load(j->rows.step), vf_set(256.0f)));

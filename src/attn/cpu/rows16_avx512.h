@@ -37,7 +37,7 @@ FKV_INLINE uint32_t softmax_largest(int n, const float *scores, uint32_t n_rows,
         for (uint32_t t = 0; t < FKV_TILE_TOKENS; t += VL) lanes[r] = vf_max(vf_load(scores + r * FKV_TILE_TOKENS + t), lanes[r]);
     }
     vf before = _mm512_maskz_loadu_ps(there, state.max);
-    vf now = fold_rows(LARGER, n, lanes);
+    vf now = fold_rows(FOLD_MAX, n, lanes);
     __mmask16 grown = _mm512_mask_cmp_ps_mask(there, now, vf_add(before, vf_set(MAX_SLACK)), _CMP_GT_OQ);
     if (grown == 0) return 0;
     now = _mm512_mask_mov_ps(before, grown, now);
@@ -59,7 +59,7 @@ FKV_INLINE void softmax_rescale(uint32_t grown, const float *factor, uint32_t di
  * state.sum. Overwrites `lanes`. */
 FKV_INLINE void softmax_add(int n, uint32_t n_rows, vf *lanes, fkv_softmax state) {
     __mmask16 there = (__mmask16)((1u << n_rows) - 1);
-    vf sum = vf_add(_mm512_maskz_loadu_ps(there, state.sum), fold_rows(SUM, n, lanes));
+    vf sum = vf_add(_mm512_maskz_loadu_ps(there, state.sum), fold_rows(FOLD_SUM, n, lanes));
     _mm512_mask_storeu_ps(state.sum, there, sum);
 }
 
@@ -177,10 +177,10 @@ FKV_INLINE void rows16_weigh(uint32_t n_vecs, row_weights *w, const token_affine
         offset[r] = sum;
     }
     alignas(64) float inverse[BLOCK_ROWS];
-    vf most = fold_rows(LARGER, BLOCK_ROWS, largest);
+    vf most = fold_rows(FOLD_MAX, BLOCK_ROWS, largest);
     vf_store(inverse, _mm512_maskz_div_ps(_mm512_cmp_ps_mask(most, vf_set(SMALLEST), _CMP_GT_OQ), vf_set(LARGEST), most));
     vf_store(w->step, vf_div(most, vf_set(LARGEST)));
-    vf_store(w->offset, fold_rows(SUM, BLOCK_ROWS, offset));
+    vf_store(w->offset, fold_rows(FOLD_SUM, BLOCK_ROWS, offset));
     for (uint32_t r = 0; r < n_rows; r++) {
         __m512i whole[4];
         FKV_UNROLL
@@ -197,7 +197,7 @@ FKV_INLINE void rows16_weigh(uint32_t n_vecs, row_weights *w, const token_affine
         taken[r] = _mm512_castsi512_ps(join_bytes(_mm512_dpbusd_epi32(_mm512_setzero_si512(), zero, high),
                                                   _mm512_dpbusd_epi32(_mm512_setzero_si512(), zero, low)));
     }
-    _mm512_store_si512(w->zero, _mm512_castps_si512(fold_rows(WHOLE_SUM, BLOCK_ROWS, taken)));
+    _mm512_store_si512(w->zero, _mm512_castps_si512(fold_rows(FOLD_INT_SUM, BLOCK_ROWS, taken)));
 }
 
 #endif

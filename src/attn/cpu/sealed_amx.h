@@ -126,7 +126,7 @@ static void decode_digits_open(decode_sealed_job *j, const float *q, uint32_t ro
         bias[r] = sealed_digits(j->page.n_units, &j->page, q + (size_t)(row + r) * j->page.dim, j->rows.inverse[row + r],
                                 j->digits.at[0][r], sizeof j->digits.at[0][0] * COLUMN_ROWS, sizeof j->digits.at[0]);
     }
-    _mm_storeu_ps(j->rows.bias + row, _mm512_castps512_ps128(fold_rows(SUM, COLUMN_ROWS, bias)));
+    _mm_storeu_ps(j->rows.bias + row, _mm512_castps512_ps128(fold_rows(FOLD_SUM, COLUMN_ROWS, bias)));
 }
 
 /* A group of n query rows, starting at `row`, with their digits and scores. */

@@ -118,7 +118,7 @@ FKV_INLINE void run_close_queries(run_shape shape, sealed_run *s, const run_turn
     vf bias[COLUMN_ROWS];
     FKV_UNROLL
     for (uint32_t r = 0; r < COLUMN_ROWS; r++) bias[r] = r < shape.n_rows ? s->bias[r] : vf_set(0.0f);
-    _mm_storeu_ps(w->asked->rows.bias, _mm512_castps512_ps128(fold_rows(SUM, COLUMN_ROWS, bias)));
+    _mm_storeu_ps(w->asked->rows.bias, _mm512_castps512_ps128(fold_rows(FOLD_SUM, COLUMN_ROWS, bias)));
 }
 
 FKV_INLINE void run_lay_out_keys(run_shape shape, const fkv_run *in, sealed_run *s, const run_turn *w, uint32_t block) {

@@ -64,7 +64,7 @@ static void sealed_page_open(const fkv_codec *codec, const uint8_t *const part[F
         FKV_UNROLL
         for (uint32_t u = 0; u < 8; u++) /* may read past the last unit, into unused entries of `scales` */
             sizes[u] = _mm512_castsi512_ps(abs_bits_of(vf_load(page->scales + (first + u) * 16)));
-        _mm256_storeu_ps(page->most + first, _mm512_castps512_ps256(fold_rows(WHOLE_LARGER, 8, sizes)));
+        _mm256_storeu_ps(page->most + first, _mm512_castps512_ps256(fold_rows(FOLD_UINT_MAX, 8, sizes)));
     }
 }
 
@@ -374,7 +374,7 @@ static uint64_t norms_open(const fkv_codec *codec, const uint8_t *const part[FKV
 /* For each of n rows, computes the quantization step of the weights and its inverse. `largest` holds the per-lane maxima of each
  * row's weights and is overwritten. */
 FKV_INLINE void sealed_steps(int n, float unit, vf *largest, float inverse[BLOCK_ROWS], float step[BLOCK_ROWS]) {
-    vf most = fold_rows(WHOLE_LARGER, n, largest);
+    vf most = fold_rows(FOLD_UINT_MAX, n, largest);
     vf_store(inverse, _mm512_maskz_div_ps(_mm512_cmp_ps_mask(most, vf_set(SMALLEST), _CMP_GT_OQ), vf_set(WEIGHT_LIMIT), most));
     vf_store(step, vf_mul(vf_div(most, vf_set(WEIGHT_LIMIT)), vf_set(unit)));
 }

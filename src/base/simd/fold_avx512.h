@@ -1,16 +1,16 @@
-/* Reduction of several AVX-512 registers over their lanes at once. */
+/* Horizontal reductions of several AVX-512 registers at once. */
 #ifndef FKV_FOLD_AVX512_H
 #define FKV_FOLD_AVX512_H
 
 #include "vec_avx512.h"
 
-/* Sums or maxima of floats, or of 32-bit integers (WHOLE). */
-typedef enum fold { SUM, WHOLE_SUM, LARGER, WHOLE_LARGER } fold;
+/* Sum and maximum of floats, sum of 32-bit integers, and maximum of unsigned 32-bit integers. */
+typedef enum fold { FOLD_SUM, FOLD_INT_SUM, FOLD_MAX, FOLD_UINT_MAX } fold;
 
 FKV_INLINE vf fold_two(fold how, vf a, vf b) {
-    if (how == SUM) return vf_add(a, b);
-    if (how == LARGER) return vf_max(a, b);
-    if (how == WHOLE_LARGER) return _mm512_castsi512_ps(_mm512_max_epu32(_mm512_castps_si512(a), _mm512_castps_si512(b)));
+    if (how == FOLD_SUM) return vf_add(a, b);
+    if (how == FOLD_MAX) return vf_max(a, b);
+    if (how == FOLD_UINT_MAX) return _mm512_castsi512_ps(_mm512_max_epu32(_mm512_castps_si512(a), _mm512_castps_si512(b)));
     return _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(a), _mm512_castps_si512(b)));
 }
 

@@ -2,7 +2,7 @@
  * of activation rows; src/matrix/product.c chooses both ranges.
  *
  * The result for a token depends, bit for bit, only on the matrix and the activations of this token, and not on other tokens or
- * on the division into panels.
+ * on the division into panels. The sign and the payload of NaN results are unspecified.
  */
 #ifndef FKV_PRODUCT_KERNELS_H
 #define FKV_PRODUCT_KERNELS_H
@@ -31,9 +31,11 @@ typedef struct fkv_activations {
     bool as_tiles;  /* true if the activations are prepared as AMX tiles */
 } fkv_activations;
 
-/* Returns an upper bound, over all kernels, on the size of prepared activations: two 16-bit values per activation and three
- * floats per 32 activations, with tokens rounded up to whole blocks. */
+/* Upper bound, over all kernels, on the size of the prepared activations of one token in one unit (32 columns): two 16-bit values
+ * per activation and three floats. */
 enum { FKV_PREPARED_BYTES = 140 };
+
+/* Returns the size of a buffer for prepared activations. Tokens are rounded up to whole blocks. */
 FKV_INLINE uint64_t fkv_activation_bytes(uint64_t n_tokens, uint64_t n_cols) {
     return fkv_align_up(n_tokens, FKV_BLOCK_TOKENS) * (n_cols / 32) * FKV_PREPARED_BYTES;
 }
@@ -45,11 +47,12 @@ typedef enum fkv_filled {
 } fkv_filled;
 
 typedef struct fkv_product_kernels {
-    /* Minimum number of tokens whose activations are prepared as AMX tiles. 0 if they are never prepared as tiles. */
+    /* Activations of a call with at least this number of tokens are prepared as AMX tiles. 0 if the kernels do not use tiles. */
     uint32_t min_tile_tokens;
 
-    /* Prepares columns [column, column + n_columns), a multiple of FKV_UNIT_COLS, of tokens [token, token + n_tokens) for
-     * products with packed panels. The ranges of tokens are those of product(). NULL if no preparation is needed. */
+    /* Prepares columns [column, column + n_columns) of tokens [token, token + n_tokens) for products with packed panels. column
+     * and n_columns are multiples of FKV_UNIT_COLS; token and n_tokens are restricted as in product(). NULL if no preparation is
+     * needed. */
     void (*prepare)(const fkv_activations *in, uint32_t token, uint32_t n_tokens, uint32_t column, uint32_t n_columns);
 
     /* Computes out[t][16 * p + r], the dot product of row r of panel p with x[token + t], for every panel and t < n_tokens.

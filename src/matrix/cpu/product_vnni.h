@@ -5,10 +5,10 @@
  * from its largest value, because some channels of a model can be a thousand times larger than others. The contribution of a
  * scale group to the output is (dot * step) * scale + bias * sum(x), where dot is the dot product of the codes with the rounded
  * activations, and sum(x) is the sum of the rounded activations. Because both terms use rounded activations, a rounding error is
- * multiplied by the weight, scale * code + bias, and not by scale * code alone. Kinds without biases subtract the center of the
- * codes instead, as an integer: dot is the product with code - center. Dot products are exact integers, rounded to float once,
- * and groups are always added in the same order, so the result for a token does not depend on other tokens and panels. Because
- * steps are powers of two, dot * step is exact, and product_amx.c may apply the step before summing.
+ * multiplied by the weight, scale * code + bias, and not by scale * code alone. Kinds without biases have no second term: for
+ * them, dot is the integer dot product of code - center with the rounded activations. Dot products are exact integers and are
+ * rounded to float once. Groups are always added in the same order. The result for a token therefore does not depend on other
+ * tokens or panels. Because steps are powers of two, dot * step is exact, and product_amx.c may apply the step before summing.
  *
  * Prepared activations consist of two arrays. The first has [units, tokens, 64] bytes for each block of up to 16 tokens, with 32
  * high and 32 low bytes per unit and token. The second has a unit_scaling for each unit and token, in the same order.
@@ -27,18 +27,18 @@ _Static_assert((int)UNIT_NUMBERS == (int)FKV_UNIT_COLS, "panels and dot products
  * multiplied by it, so that intermediate results do not overflow if all inputs are finite. */
 static const float CODE_SUM_BOUND = 0x1p13f;
 
-/* A unit whose magnitudes are all below this bound is treated as 0. Otherwise, products of step / CODE_SUM_BOUND, which AMX
- * flushes to 0 if they are denormal, might be too small. */
-static const float SMALLEST_UNIT = 1e-28f;
+/* A unit whose magnitudes are all below this bound is treated as 0. For smaller units, an activation byte times step /
+ * CODE_SUM_BOUND might be denormal. AMX flushes denormals to 0, so its results would differ. */
+static const float MIN_UNIT_MAGNITUDE = 1e-28f;
 
-enum { MAX_TOKENS = 8 }; /* maximum number of tokens that use the codes of a panel while the codes are in registers */
+enum { MAX_REGISTER_TOKENS = 8 }; /* maximum number of tokens that use the codes of a panel while the codes are in registers */
 
 typedef struct unit_scaling {
     float step;               /* quantization step, divided by CODE_SUM_BOUND */
     float sum[2];             /* sums of the first and of the last 16 rounded values */
-    float both;               /* sum[0] + sum[1] */
-    int32_t minus_steps[2];   /* -sum[i] in quantization steps */
-    int32_t minus_steps_both; /* minus_steps[0] + minus_steps[1] */
+    float unit_sum;           /* sum[0] + sum[1] */
+    int32_t negated_sum[2];   /* -sum[i] in quantization steps */
+    int32_t negated_unit_sum; /* negated_sum[0] + negated_sum[1] */
 } unit_scaling;
 
 typedef struct unit_bytes {
@@ -73,21 +73,22 @@ typedef struct unit_steps {
     float inverse[PREPARED_UNITS];
 } unit_steps;
 
-/* Computes power-of-two quantization steps of 16 units, and their inverses, from the largest magnitude of each unit. This
- * magnitude is between LARGEST / 2 and LARGEST steps. The step is 0 if all values of the unit are so small that they are rounded
- * to 0. largest: if a value of the unit is not finite, infinity or NaN. */
+/* Computes a power-of-two quantization step and its inverse in each lane. largest: the largest magnitude of the lane's unit,
+ * which is between LARGEST / 2 and LARGEST steps. If it is infinity or NaN, the step is NaN. If it is below MIN_UNIT_MAGNITUDE,
+ * the step and its inverse are 0. */
 FKV_INLINE void steps_of_largest(vf largest, vf *step, vf *inverse) {
     const __m512i infinity = _mm512_set1_epi32(0x7f800000);
     const __mmask16 not_finite = _mm512_cmp_epu32_mask(_mm512_castps_si512(largest), infinity, _MM_CMPINT_NLT);
-    const __mmask16 some = _mm512_cmp_ps_mask(largest, vf_set(SMALLEST_UNIT), _CMP_GT_OQ) & (__mmask16)~not_finite;
+    const __mmask16 some = _mm512_cmp_ps_mask(largest, vf_set(MIN_UNIT_MAGNITUDE), _CMP_GT_OQ) & (__mmask16)~not_finite;
     __m512i exponent = _mm512_and_si512(_mm512_castps_si512(vf_mul(largest, vf_set(0x1p15f / LARGEST))), infinity);
-    __m512i bits = _mm512_sub_epi32(exponent, _mm512_set1_epi32(14 << 23)); /* 14 below the exponent of the largest value */
+    /* the exponent of the step is 14 less than that of the largest value */
+    __m512i bits = _mm512_sub_epi32(exponent, _mm512_set1_epi32(14 << 23));
     *inverse = _mm512_castsi512_ps(_mm512_maskz_sub_epi32(some, _mm512_set1_epi32(254 << 23), bits));
     *step = _mm512_mask_mov_ps(_mm512_castsi512_ps(_mm512_maskz_mov_epi32(some, bits)), not_finite, vf_set(NAN));
 }
 
 /* Returns the larger magnitude in each lane. A NaN compares as larger than infinity. */
-FKV_INLINE vf larger_magnitude(vf a, vf b) { return fold_two(WHOLE_LARGER, _mm512_abs_ps(a), _mm512_abs_ps(b)); }
+FKV_INLINE vf larger_magnitude(vf a, vf b) { return fold_two(FOLD_UINT_MAX, _mm512_abs_ps(a), _mm512_abs_ps(b)); }
 
 /* Computes the quantization steps of up to PREPARED_UNITS units of one token. */
 FKV_INLINE unit_steps steps_of(const float *x, uint32_t n_units) {
@@ -98,7 +99,7 @@ FKV_INLINE unit_steps steps_of(const float *x, uint32_t n_units) {
         const float *unit = x + (size_t)fkv_min_u32(u, n_units - 1) * UNIT_NUMBERS;
         largest[u] = larger_magnitude(vf_load(unit), vf_load(unit + VL));
     }
-    steps_of_largest(fold_rows(WHOLE_LARGER, PREPARED_UNITS, largest), &step, &inverse);
+    steps_of_largest(fold_rows(FOLD_UINT_MAX, PREPARED_UNITS, largest), &step, &inverse);
     unit_steps steps;
     _mm_storeu_ps(steps.step, _mm512_castps512_ps128(step));
     _mm_storeu_ps(steps.inverse, _mm512_castps512_ps128(inverse));
@@ -131,10 +132,6 @@ FKV_INLINE vf add_group(fkv_panel_layout layout, vf dot, vf scale, vf bias, floa
     return vf_fma(dot, scale, sum);
 }
 
-/* Returns the number of units per span if n_units units are divided into as few spans as possible, with at most `most` units each
- * and nearly equal sizes. */
-FKV_INLINE uint32_t even_span(uint32_t n_units, uint32_t most) { return fkv_ceil_div(n_units, fkv_ceil_div(n_units, most)); }
-
 FKV_INLINE void int_prepare_units(const fkv_activations *in, uint32_t token, uint32_t first, const float *x, uint32_t n_units) {
     const token_block block = token_block_at(in, token - token % FKV_BLOCK_TOKENS);
     const size_t stride = block.n_tokens; /* distance, in array entries, between consecutive units of a token */
@@ -150,18 +147,19 @@ FKV_INLINE void int_prepare_units(const fkv_activations *in, uint32_t token, uin
             _mm_storeu_si128((__m128i *)(bytes[unit * stride].high + i % 2 * 16), both.high);
             _mm_storeu_si128((__m128i *)(bytes[unit * stride].low + i % 2 * 16), both.low);
         }
-        int32_t minus[4]; /* not defined by C for NaN, so the conversion uses intrinsics */
-        _mm_storeu_si128((__m128i *)minus, _mm_sub_epi32(_mm_setzero_si128(), _mm_cvtps_epi32(_mm_loadu_ps(pair.sum))));
+        int32_t negated[4]; /* in C, converting NaN to an integer is undefined, so intrinsics are used */
+        _mm_storeu_si128((__m128i *)negated, _mm_sub_epi32(_mm_setzero_si128(), _mm_cvtps_epi32(_mm_loadu_ps(pair.sum))));
         for (uint32_t unit = u; unit < fkv_min_u32(u + 2, n_units); unit++) {
             const uint32_t half = (unit - u) * 2; /* index in `pair` of the first half (16 values) of the unit */
             unit_scaling *to = &scaling[unit * stride];
             to->step = steps.step[unit] / CODE_SUM_BOUND;
             to->sum[0] = pair.sum[half] * steps.step[unit];
             to->sum[1] = pair.sum[half + 1] * steps.step[unit];
-            to->both = to->sum[0] + to->sum[1];
-            to->minus_steps[0] = minus[half];
-            to->minus_steps[1] = minus[half + 1];
-            to->minus_steps_both = (int32_t)((uint32_t)minus[half] + (uint32_t)minus[half + 1]); /* wraps if a value is NaN */
+            to->unit_sum = to->sum[0] + to->sum[1];
+            to->negated_sum[0] = negated[half];
+            to->negated_sum[1] = negated[half + 1];
+            /* unsigned, because both sums are INT32_MIN if a value is NaN */
+            to->negated_unit_sum = (int32_t)((uint32_t)negated[half] + (uint32_t)negated[half + 1]);
         }
     }
 }
@@ -174,31 +172,33 @@ static void int_prepare(const fkv_activations *in, uint32_t token, uint32_t n_to
                               fkv_min_u32(end - u, PREPARED_UNITS));
 }
 
-/* Returns, in all lanes, the center of the codes times minus_steps, a negated sum of activations; 0 for kinds with biases. */
-FKV_INLINE __m512i center_of_group(fkv_panel_layout layout, int32_t minus_steps) {
+/* Returns the term that replaces code with code - center in a dot product: -center times the sum of the activations, in all
+ * lanes. Returns 0 for kinds with biases. negated_sum: -(sum of the group's activations), in quantization steps. */
+FKV_INLINE __m512i center_term(fkv_panel_layout layout, int32_t negated_sum) {
     if (layout.biased) return _mm512_setzero_si512();
-    return _mm512_slli_epi32(_mm512_set1_epi32(minus_steps), layout.table ? 7 : layout.bits - 1);
+    return _mm512_set1_epi32((int32_t)((uint32_t)negated_sum * (uint32_t)fkv_panel_center(layout)));
 }
 
-/* Computes the dot products of n_quads quads of codes with the activations of n_tokens tokens, and adds centers[t]. The
- * activation bytes start at quad `first` of the unit. vpdpbusd has a latency of five cycles and a throughput of two per cycle, so
- * ten or more independent accumulators keep it busy. With eight tokens, the low-byte accumulators are initialized with the
- * shifted high-byte results, which saves an addition. With fewer tokens, both bytes are accumulated in parallel. */
+/* Computes the dot products of n_quads quads of codes with the activations of n_tokens tokens, and adds
+ * center_terms[t]. The activation bytes start at quad `first` of the unit. vpdpbusd has a latency of five cycles and a throughput
+ * of two per cycle, so ten or more independent accumulators keep it busy. With eight tokens, the low-byte accumulators start with
+ * 256 times the high-byte results plus center_terms[t]. With fewer tokens, both bytes are accumulated in parallel. */
 FKV_INLINE void dot_tokens(int n_tokens, int n_quads, int first, const __m512i *quads, const unit_bytes *bytes,
-                           const __m512i *centers, vf *dots) {
-    const int8_t *parts[2 * MAX_TOKENS]; /* addresses of the high activation bytes of each token, then of the low bytes */
-    __m512i sums[2 * MAX_TOKENS];
+                           const __m512i *center_terms, vf *dots) {
+    const int8_t
+        *parts[2 * MAX_REGISTER_TOKENS]; /* addresses of the high activation bytes of each token, then of the low bytes */
+    __m512i sums[2 * MAX_REGISTER_TOKENS];
     FKV_UNROLL
     for (int t = 0; t < n_tokens; t++) {
         parts[t] = bytes[t].high + 4 * first;
         parts[n_tokens + t] = bytes[t].low + 4 * first;
         sums[t] = _mm512_setzero_si512();
-        sums[n_tokens + t] = centers[t];
+        sums[n_tokens + t] = center_terms[t];
     }
-    if (n_tokens == MAX_TOKENS) {
+    if (n_tokens == MAX_REGISTER_TOKENS) {
         dot_quads(n_tokens, n_quads, quads, parts, sums, sums);
         FKV_UNROLL
-        for (int t = 0; t < n_tokens; t++) sums[t] = join_bytes(sums[t], centers[t]);
+        for (int t = 0; t < n_tokens; t++) sums[t] = join_bytes(sums[t], center_terms[t]);
         dot_quads(n_tokens, n_quads, quads, parts + n_tokens, sums, sums);
         FKV_UNROLL
         for (int t = 0; t < n_tokens; t++) dots[t] = _mm512_cvtepi32_ps(sums[t]);
@@ -254,20 +254,20 @@ FKV_INLINE __m512i load_table(fkv_panel_layout layout, const int8_t *table) {
  */
 FKV_INLINE void int_product_group(fkv_panel_layout layout, int n_tokens, int first, const __m512i *quads, const uint8_t *halves,
                                   const unit_bytes *bytes, const unit_scaling *scaling, vf *sum) {
-    const bool whole = layout.group == UNIT_NUMBERS;
+    const bool group_is_unit = layout.group == UNIT_NUMBERS;
     vf scale;
     vf bias;
-    vf dots[MAX_TOKENS];
-    __m512i centers[MAX_TOKENS];
+    vf dots[MAX_REGISTER_TOKENS];
+    __m512i center_terms[MAX_REGISTER_TOKENS];
     load_affine(layout, halves, &scale, &bias);
     const vf larger = vf_mul(scale, vf_set(CODE_SUM_BOUND));
     FKV_UNROLL
     for (int t = 0; t < n_tokens; t++)
-        centers[t] = center_of_group(layout, whole ? scaling[t].minus_steps_both : scaling[t].minus_steps[first / 4]);
-    dot_tokens(n_tokens, (int)layout.group / 4, first, quads, bytes, centers, dots);
+        center_terms[t] = center_term(layout, group_is_unit ? scaling[t].negated_unit_sum : scaling[t].negated_sum[first / 4]);
+    dot_tokens(n_tokens, (int)layout.group / 4, first, quads, bytes, center_terms, dots);
     FKV_UNROLL
     for (int t = 0; t < n_tokens; t++) {
-        float x_sum = whole ? scaling[t].both : scaling[t].sum[first / 4];
+        float x_sum = group_is_unit ? scaling[t].unit_sum : scaling[t].sum[first / 4];
         sum[t] = add_group(layout, vf_mul(dots[t], vf_set(scaling[t].step)), larger, bias, x_sum, sum[t]);
     }
 }
@@ -281,7 +281,7 @@ FKV_INLINE void int_product_tokens(int n_tokens, fkv_panel_layout layout, uint32
     const uint8_t *halves = panel + fkv_panel_code_bytes(layout, n_units * UNIT_NUMBERS);
     const unit_bytes *bytes = block->bytes + t;
     const unit_scaling *scaling = block->scaling + t;
-    vf sum[MAX_TOKENS];
+    vf sum[MAX_REGISTER_TOKENS];
     FKV_UNROLL
     for (int i = 0; i < n_tokens; i++) sum[i] = vf_set(0.0f);
     for (uint32_t u = 0; u < n_units; u++, bytes += block->n_tokens, scaling += block->n_tokens) {

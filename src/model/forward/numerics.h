@@ -1,9 +1,10 @@
 /* Identity of the CPU backend's arithmetic, which is stored with pages (fkv_config.numerics).
  *
  * Instruction sets with the same identity compute bit-identical keys and values for the same tokens, for any number of threads
- * and any division into steps. AVX-512 VNNI and AMX form one class, because both compute exact integer dot products, followed by
- * identical float operations. All other instruction sets add floats in a different order, so each of them is a separate class.
- * test_numerics checks that all instruction sets of a class compute identical pages, and compares the pages with stored digests.
+ * and any division into steps. AVX-512 VNNI and AMX form one class, because both compute the dot products of the same
+ * integers exactly, round them to float once, and then perform identical float operations. All other instruction sets add floats
+ * in a different order, so each of them is a separate class. test_numerics checks that all instruction sets of a class compute
+ * identical pages, and compares the pages with stored digests.
  */
 #ifndef FKV_NUMERICS_H
 #define FKV_NUMERICS_H
