@@ -16,7 +16,7 @@ enum {
     LATENT_SPLIT = 128,    /* minimum split size of latent layers in decode */
     LATENT_DEVICE = 32768, /* history length at which a single sequence of a latent layer fills the device */
     PREFILL_SPLIT = 4096,  /* minimum split size, in tokens, of latent layers in prefill */
-    MERGED_VALUES = 64,    /* maximum number of partial results per thread if the decode kernel merges its splits */
+    MERGED_VALUES = 128,   /* maximum number of partial results per thread if the decode kernel merges its splits */
     PREFILL_SPLITS = 4 /* maximum number of splits of latent layers in prefill, which bounds the size of the partial results */
 };
 
@@ -144,6 +144,7 @@ static void write_splits(const fkv_step_plan *plan, const fkv_attn_row *row, uin
     page_ranges parts = page_ranges_of(plan, visible, is_decode(row));
     uint32_t last = (row->start + first + n - 1) % plan->page_tokens; /* slot of the last query's token in its page */
     uint32_t n_tokens = (visible.n_visible - 1) * plan->page_tokens + last + 1;
+    const uint32_t n_sinks = fkv_ceil_div(plan->n_sinks, plan->page_tokens);
     const uint32_t *of_row = words + words[FKV_STEP_ROWS] + (size_t)r * FKV_ROW_WORDS;
     uint32_t *split = words + words[FKV_STEP_SPLITS] + (size_t)s->n_splits * FKV_SPLIT_WORDS;
     for (int i = 0; i < 3; i++) {
@@ -163,6 +164,10 @@ static void write_splits(const fkv_step_plan *plan, const fkv_attn_row *row, uin
             split[FKV_SPLIT_OPEN] = open;
             split[FKV_SPLIT_FIRST_SPLIT] = s->n_splits;
             split[FKV_SPLIT_N_SPLITS] = parts.n_splits;
+            for (uint32_t k = 0; k < fkv_min_u32(pages, FKV_SPLIT_WORDS - FKV_SPLIT_FIRST_PAGES); k++) {
+                const uint32_t logical = page + k < n_sinks ? page + k : visible.skipped + page + k;
+                split[FKV_SPLIT_FIRST_PAGES + k] = fkv_page_at(open ? row->open : row->view, logical);
+            }
         }
     }
 }

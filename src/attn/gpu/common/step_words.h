@@ -80,7 +80,8 @@
 #define FKV_SPLIT_OPEN 9         /* 1 if the split reads the open pool of a sealed layer */
 #define FKV_SPLIT_FIRST_SPLIT 10 /* copy of the item's FKV_ITEM_FIRST_SPLIT */
 #define FKV_SPLIT_N_SPLITS 11    /* copy of the item's FKV_ITEM_N_SPLITS */
-#define FKV_SPLIT_WORDS 12
+#define FKV_SPLIT_FIRST_PAGES 12 /* this word and the next three are the pool pages of the split's first four pages */
+#define FKV_SPLIT_WORDS 16
 
 /* prefill tile */
 #define FKV_TILE_ROW 0

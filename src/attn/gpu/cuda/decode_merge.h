@@ -5,11 +5,12 @@
  * A warp merges one row. Lane l holds the channels 128 k + 4 l to 128 k + 4 l + 3. The partial results are added in the same
  * order and with the same rounding as in attend_merge.h, so the results are bit-identical.
  *
- * The merge is limited by latency. Therefore, the first partial results are loaded together with the statistics of the splits.
+ * The merge is limited by latency. Therefore, the first partial results are loaded together with the statistics of the splits,
+ * and each batch of partial results is loaded while the previous one is added.
  */
 constexpr int FKV_LANE_QUADS = (FKV_D + 127) / 128;
-/* Number of splits that are loaded at the same time. */
-constexpr fkv_u32 FKV_MERGE_BATCH = FKV_LANE_QUADS == 1 ? 8 : FKV_LANE_QUADS == 2 ? 4 : 2;
+/* Number of splits per batch. Two batches are loaded at the same time. */
+constexpr fkv_u32 FKV_MERGE_BATCH = FKV_LANE_QUADS == 1 ? 4 : FKV_LANE_QUADS == 2 ? 2 : 1;
 
 typedef float fkv_lane_row[FKV_LANE_QUADS][4]; /* channels of a row that one lane holds */
 
@@ -38,39 +39,61 @@ FKV_FN fkv_merge_batch fkv_merge_load(const fkv_merge_row &row, fkv_u32 first, f
     return batch;
 }
 
-/* Adds the partial results of all splits. attend_merge.h divides the splits into FKV_MERGE_RANGES ranges, adds each range, and
- * then adds the sums of the ranges. */
-FKV_FN void fkv_merge_splits(const fkv_merge_row &row, fkv_merge_batch batch, float largest, fkv_u32 lane, fkv_lane_row &x) {
-    fkv_u32 length = (row.n_splits + FKV_MERGE_RANGES - 1) / FKV_MERGE_RANGES; /* splits per range */
-    fkv_u32 n_ranges = 0;
-    fkv_u32 left = 0; /* number of splits of the current range that have not been added yet */
-    fkv_lane_row range = {};
-    for (fkv_u32 first = 0; first < row.n_splits; first += FKV_MERGE_BATCH) {
-        if (first > 0) batch = fkv_merge_load(row, first, lane);
-        FKV_UNROLL
-        for (fkv_u32 i = 0; i < FKV_MERGE_BATCH; i++) {
-            if (first + i >= row.n_splits) break;
-            float weight = fkv_split_weight(batch.max[i], largest);
-            FKV_UNROLL
-            for (int k = 0; k < FKV_LANE_QUADS; k++) {
-                FKV_UNROLL
-                for (int d = 0; d < 4; d++) {
-                    if (left == 0) x[k][d] = n_ranges <= 1 ? range[k][d] : fkv_add(x[k][d], range[k][d]);
-                    range[k][d] = fkv_fma(weight, batch.x[i][k][d], left == 0 ? 0.0f : range[k][d]);
-                }
-            }
-            n_ranges += left == 0;
-            left = (left == 0 ? length : left) - 1;
-        }
-    }
+/* Sums of a row over its splits. attend_merge.h divides the splits into FKV_MERGE_RANGES ranges, adds each range, and then adds
+ * the sums of the ranges. */
+struct fkv_merge_sums {
+    fkv_lane_row x;     /* sum of all ranges before the current one; undefined until the second range begins */
+    fkv_lane_row range; /* sum of the current range */
+    fkv_u32 n_ranges;   /* number of ranges, including the current one */
+    fkv_u32 left;       /* number of splits of the current range that have not been added yet */
+};
+
+/* Adds the sum of the current range to the sum of the previous ranges. */
+FKV_FN void fkv_merge_end_range(fkv_merge_sums &sums) {
     FKV_UNROLL
-    for (int k = 0; k < FKV_LANE_QUADS; k++) {
-        FKV_UNROLL
-        for (int d = 0; d < 4; d++) {
-            x[k][d] = n_ranges <= 1 ? range[k][d] : fkv_add(x[k][d], range[k][d]);
-            if (n_ranges < FKV_MERGE_RANGES)
-                x[k][d] = fkv_add(x[k][d], 0.0f); /* -0 becomes +0: the sums of empty ranges are +0 */
+    for (int i = 0; i < 4 * FKV_LANE_QUADS; i++) {
+        float &x = sums.x[i / 4][i % 4];
+        x = sums.n_ranges <= 1 ? sums.range[i / 4][i % 4] : fkv_add(x, sums.range[i / 4][i % 4]);
+    }
+}
+
+/* Adds n splits (at most FKV_MERGE_BATCH) whose partial results are in `batch`. length: number of splits per range. */
+FKV_FN void fkv_merge_add(const fkv_merge_batch &batch, fkv_u32 n, fkv_u32 length, float largest, fkv_merge_sums &sums) {
+    FKV_UNROLL
+    for (fkv_u32 i = 0; i < FKV_MERGE_BATCH; i++) {
+        if (i >= n) break;
+        float weight = fkv_split_weight(batch.max[i], largest);
+        if (sums.left == 0) {
+            fkv_merge_end_range(sums);
+            FKV_UNROLL
+            for (int k = 0; k < 4 * FKV_LANE_QUADS; k++) sums.range[k / 4][k % 4] = 0.0f;
+            sums.n_ranges++;
+            sums.left = length;
         }
+        sums.left--;
+        FKV_UNROLL
+        for (int k = 0; k < 4 * FKV_LANE_QUADS; k++)
+            sums.range[k / 4][k % 4] = fkv_fma(weight, batch.x[i][k / 4][k % 4], sums.range[k / 4][k % 4]);
+    }
+}
+
+/* Adds the partial results of all splits. `batch` and `next` hold the first splits. While a batch is added, the next one is in
+ * flight. */
+FKV_FN void fkv_merge_splits(const fkv_merge_row &row, fkv_merge_batch batch, fkv_merge_batch next, float largest, fkv_u32 lane,
+                             fkv_lane_row &x) {
+    fkv_u32 length = (row.n_splits + FKV_MERGE_RANGES - 1) / FKV_MERGE_RANGES;
+    fkv_merge_sums sums = {};
+    for (fkv_u32 first = 0; first < row.n_splits; first += FKV_MERGE_BATCH) {
+        fkv_merge_add(batch, row.n_splits - first, length, largest, sums);
+        batch = next;
+        next = fkv_merge_load(row, first + 2 * FKV_MERGE_BATCH, lane);
+    }
+    fkv_merge_end_range(sums);
+    FKV_UNROLL
+    for (int i = 0; i < 4 * FKV_LANE_QUADS; i++) {
+        x[i / 4][i % 4] = sums.x[i / 4][i % 4];
+        if (sums.n_ranges < FKV_MERGE_RANGES)
+            x[i / 4][i % 4] = fkv_add(x[i / 4][i % 4], 0.0f); /* -0 becomes +0: the sums of empty ranges are +0 */
     }
 }
 
@@ -121,9 +144,10 @@ FKV_FN void fkv_merge_one_row(const fkv_split &split, fkv_u32 head, fkv_u32 row,
     splits.begin = 0;
     splits.end = splits.n_splits;
     fkv_merge_batch batch = fkv_merge_load(splits, 0, lane);
+    fkv_merge_batch next = fkv_merge_load(splits, FKV_MERGE_BATCH, lane);
     fkv_merge_total all = fkv_merge_stats(splits, lane);
     fkv_lane_row x = {};
-    fkv_merge_splits(splits, batch, all.largest, lane, x);
+    fkv_merge_splits(splits, batch, next, all.largest, lane, x);
     float total = fkv_denominator(all.total, all.largest, sink_logits, q_head);
     FKV_UNROLL
     for (int i = 0; i < 4 * FKV_LANE_QUADS; i++) x[i / 4][i % 4] = x[i / 4][i % 4] / total;

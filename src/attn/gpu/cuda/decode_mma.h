@@ -131,8 +131,8 @@ FKV_FN void dc_finish_sums(dc_state &state, dc_place at, FKV_SHARED const float 
     }
 }
 
-/* Adds the output sums of a stream to those of the block. sums: [rows, D]. */
-FKV_FN void dc_put_sums(const dc_state &state, dc_place at, bool is_first, FKV_SHARED float *sums) {
+/* Stores the thread's output sums at `sums`, the sums of its stream. */
+FKV_FN void dc_put_sums(const dc_state &state, dc_place at, FKV_SHARED float *sums) {
     fkv_u32 c = at.lane % 4;
     FKV_UNROLL
     for (int t = 0; t < dc_v::tiles; t++) {
@@ -145,20 +145,21 @@ FKV_FN void dc_put_sums(const dc_state &state, dc_place at, bool is_first, FKV_S
         FKV_UNROLL
         for (int i = 0; i < DC_OWN_ROWS * 4; i++) {
             fkv_u32 row = 8 * ((fkv_u32)i / 4) + (DC_DUPLICATED ? c % 2 * 2 : c * 2) + (fkv_u32)i % 2;
-            FKV_SHARED float *to = sums + row * FKV_D + at.slab * DC_SLAB + channel + (fkv_u32)i / 2 % 2;
-            float x = state.sums[t][i / 4][i % 4];
-            *to = is_first ? x : *to + x;
+            sums[row * DC_SUM_STRIDE + at.slab * DC_SLAB + channel + (fkv_u32)i / 2 % 2] = state.sums[t][i / 4][i % 4];
         }
     }
 }
 
-FKV_FN void dc_fold_streams(dc_state &state, dc_place at, FKV_SHARED float *stats, FKV_SHARED float *sums) {
+FKV_FN void dc_fold_streams(dc_state &state, dc_place at, fkv_u32 index, FKV_SHARED float *stats, FKV_SHARED float *sums,
+                            dc_output &output) {
     dc_share_stats(state, at, stats);
     dc_finish_sums(state, at, stats);
-    FKV_UNROLL
-    for (fkv_u32 s = 0; s < DC_STREAMS; s++) {
-        if (s == at.stream) dc_put_sums(state, at, s == 0, sums);
+    FKV_NO_UNROLL
+    for (fkv_u32 s = 0; s < DC_STREAMS; s += DC_FOLD) {
+        if (s / DC_FOLD == at.stream / DC_FOLD) dc_put_sums(state, at, sums + at.stream % DC_FOLD * DC_STREAM_SUMS);
         fkv_sync();
+        dc_fold(sums, s, index, output);
+        if (s + DC_FOLD < DC_STREAMS) fkv_sync(); /* the sums have been read */
     }
 }
 
@@ -173,12 +174,12 @@ struct dc_tile {
 };
 
 /* Starts loading the first tile of the stream. Called before the queries are prepared, to hide latency. */
-FKV_FN void dc_load_first(dc_tile &tile, const dc_split_pages &walk, fkv_u32 n_tiles, dc_place at) {
+FKV_FN void dc_load_first(dc_tile &tile, const fkv_split &split, const dc_split_pages &walk, fkv_u32 n_tiles, dc_place at) {
     fkv_u32 i = at.stream;
     fkv_u32 next = i + DC_STREAMS;
     tile.page = 0;
     if (i >= n_tiles) return;
-    const fkv_u8 *block = dc_page_block(walk, dc_tile_page(walk, i));
+    const fkv_u8 *block = dc_page_block(walk, dc_first_page(split, i * DC_TILE / FKV_PAGE_TOKENS));
     dc_load_keys(tile.k, block, dc_tile_slot(i), at);
     dc_load_scales(tile.scales, block, dc_tile_slot(i), at);
     dc_load_values(tile.v, block, dc_tile_slot(i), at);
@@ -224,7 +225,7 @@ FKV_FN void fkv_attend_decode(fkv_place place, FKV_SHARED fkv_u32 *shared, const
     fkv_u32 n_tiles = (split.words[FKV_SPLIT_N_TOKENS] + DC_TILE - 1) / DC_TILE;
     dc_split_pages walk = dc_split_pages_of(split, place.y, pool, table);
     dc_tile tile;
-    dc_load_first(tile, walk, n_tiles, at);
+    dc_load_first(tile, split, walk, n_tiles, at);
     dc_prepare_rows(split, place.y, q, shared, place.index);
 
     dc_rows rows = dc_rows_of(split, shared, at);
@@ -238,6 +239,7 @@ FKV_FN void fkv_attend_decode(fkv_place place, FKV_SHARED fkv_u32 *shared, const
 
     FKV_SHARED float *stats = (FKV_SHARED float *)shared + DC_AT_STATS;
     FKV_SHARED float *sums = (FKV_SHARED float *)shared + DC_AT_REST;
-    dc_fold_streams(state, at, stats, sums);
-    dc_store(split, place, stats, sums, table, parts);
+    dc_output output = {};
+    dc_fold_streams(state, at, place.index, stats, sums, output);
+    dc_store(split, place, stats, output, table, parts);
 }

@@ -209,12 +209,12 @@ FKV_FN void sd_load_page(sd_tile &tile, const dc_split_pages &walk, fkv_u32 i, f
 }
 
 /* Starts loading the first tile of the stream. Called before the queries are prepared, to hide latency. */
-FKV_FN void sd_load_first(sd_tile &tile, const dc_split_pages &walk, fkv_u32 n_tiles, FKV_SHARED fkv_u32 *lines,
-                          FKV_SHARED fkv_u32 *buffers, dc_place at) {
+FKV_FN void sd_load_first(sd_tile &tile, const fkv_split &split, const dc_split_pages &walk, fkv_u32 n_tiles,
+                          FKV_SHARED fkv_u32 *lines, FKV_SHARED fkv_u32 *buffers, dc_place at) {
     fkv_u32 i = at.stream * SD_TURN;
     tile.page = 0;
     if (i >= n_tiles) return;
-    const fkv_u8 *block = dc_page_block(walk, dc_physical_page(walk, i / SD_TURN));
+    const fkv_u8 *block = dc_page_block(walk, dc_first_page(split, at.stream));
     if (!FKV_K_BOOK) sd_copy_lines(lines, block, at);
     sd_load_keys(tile, block, 0, 0, buffers, at);
     if (!FKV_K_BOOK) fkv_async_copy_commit();
@@ -299,23 +299,21 @@ FKV_FN void sd_finish_sums(sd_state &state, dc_place at, FKV_SHARED float *stats
     }
 }
 
-/* Adds the output sums of all streams in stream order. sums: [rows, D]. The loop over streams is not unrolled, to keep the code
- * small.
- */
-FKV_FN void sd_fold_streams(const sd_state &state, dc_place at, FKV_SHARED float *sums) {
-    FKV_SHARED float *own = sums + sd_lane_row(at.lane) * FKV_D + at.slab * DC_SLAB + sd_first_channel(at.lane);
+/* Adds the output sums of all streams in stream order. The loop over streams is not unrolled, to keep the code small. */
+FKV_FN void sd_fold_streams(const sd_state &state, dc_place at, fkv_u32 index, FKV_SHARED float *sums, dc_output &output) {
+    FKV_SHARED float *own = sums + at.stream % DC_FOLD * DC_STREAM_SUMS + sd_lane_row(at.lane) * DC_SUM_STRIDE +
+                            at.slab * DC_SLAB + sd_first_channel(at.lane);
     FKV_NO_UNROLL
-    for (fkv_u32 s = 0; s < DC_STREAMS; s++) {
+    for (fkv_u32 s = 0; s < DC_STREAMS; s += DC_FOLD) {
         FKV_UNROLL
-        for (int i = 0; i < SD_GROUPS * SD_UNITS * SD_GROUP / 4 && s == at.stream; i++) {
-            int g = i * 4 / (SD_GROUP * SD_UNITS);
-            int u = i * 4 / SD_GROUP % SD_UNITS;
-            const float *x = state.sums[g][u] + i * 4 % SD_GROUP;
-            FKV_SHARED float *to = own + sd_first_row(g, at) * FKV_D + sd_unit_channel(u) + i * 4 % SD_GROUP;
-            FKV_UNROLL
-            for (int k = 0; k < 4; k++) to[k] = s == 0 ? x[k] : to[k] + x[k];
+        for (int i = 0; i < SD_GROUPS * SD_UNITS * SD_GROUP && s / DC_FOLD == at.stream / DC_FOLD; i++) {
+            int g = i / (SD_GROUP * SD_UNITS);
+            int u = i / SD_GROUP % SD_UNITS;
+            own[sd_first_row(g, at) * DC_SUM_STRIDE + sd_unit_channel(u) + i % SD_GROUP] = state.sums[g][u][i % SD_GROUP];
         }
         fkv_sync();
+        dc_fold(sums, s, index, output);
+        if (s + DC_FOLD < DC_STREAMS) fkv_sync(); /* the sums have been read */
     }
 }
 
@@ -330,7 +328,7 @@ FKV_FN void fkv_attend_decode(fkv_place place, FKV_SHARED fkv_u32 *shared, const
     FKV_SHARED fkv_u32 *lines = shared + SD_AT_LINES + at.warp * DC_SLAB;
     FKV_SHARED fkv_u32 *buffers = shared + SD_AT_BUFFERS + at.warp * (2 * SD_BUFFER_WORDS);
     sd_tile tile;
-    sd_load_first(tile, walk, n_tiles, lines, buffers, at);
+    sd_load_first(tile, split, walk, n_tiles, lines, buffers, at);
     sd_prepare_rows(split, place.y, q, shared, place.index);
 
     sd_state state = {};
@@ -340,7 +338,8 @@ FKV_FN void fkv_attend_decode(fkv_place place, FKV_SHARED fkv_u32 *shared, const
 
     FKV_SHARED float *stats = (FKV_SHARED float *)shared + SD_AT_STATS;
     FKV_SHARED float *sums = (FKV_SHARED float *)shared + SD_AT_REST;
+    dc_output output = {};
     sd_finish_sums(state, at, stats);
-    sd_fold_streams(state, at, sums);
-    dc_store(split, place, stats, sums, table, parts);
+    sd_fold_streams(state, at, place.index, sums, output);
+    dc_store(split, place, stats, output, table, parts);
 }

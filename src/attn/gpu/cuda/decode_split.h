@@ -95,6 +95,10 @@ FKV_FN fkv_u32 dc_physical_page(const dc_split_pages &walk, fkv_u32 i) {
     return walk.pages[logical < walk.n_fixed ? logical : ring];
 }
 
+/* Returns the pool page number of the split's i-th page, for i < 4. In contrast to dc_physical_page(), only one load precedes the
+ * first load of the page. */
+FKV_FN fkv_u32 dc_first_page(const fkv_split &split, fkv_u32 i) { return split.words[FKV_SPLIT_FIRST_PAGES + i]; }
+
 FKV_FN const fkv_u8 *dc_page_block(const dc_split_pages &walk, fkv_u32 page) {
     return walk.blocks + page * ((fkv_u64)FKV_G * FKV_BLOCK_BYTES);
 }
@@ -190,11 +194,36 @@ FKV_FN float dc_split_max(FKV_SHARED const float *stats, fkv_u32 row) {
     return max;
 }
 
+/* The output sums of DC_FOLD streams are stored in shared memory at the same time, and then added. */
+constexpr int DC_SUM_STRIDE = FKV_D + 1; /* distance between rows in floats, with padding against bank conflicts */
+constexpr int DC_STREAM_SUMS = DC_ROWS * DC_SUM_STRIDE;
+constexpr int DC_FOLD = DC_STREAMS * DC_STREAM_SUMS <= 4608 ? DC_STREAMS : 1;
+constexpr int DC_FOLD_WORDS = DC_FOLD * DC_STREAM_SUMS;
+
+/* Output sums of the block. Thread t holds sums t, t + DC_THREADS, ... of [rows, D]. */
+typedef float dc_output[(DC_ROWS * FKV_D + DC_THREADS - 1) / DC_THREADS];
+
+/* Adds the output sums of streams [first, first + DC_FOLD), which are in shared memory, in stream order. */
+FKV_FN void dc_fold(FKV_SHARED const float *sums, fkv_u32 first, fkv_u32 index, dc_output &to) {
+    FKV_UNROLL
+    for (fkv_u32 i = 0; i * DC_THREADS < DC_ROWS * FKV_D; i++) {
+        fkv_u32 at = index + i * DC_THREADS;
+        if (DC_ROWS * FKV_D % DC_THREADS != 0 && at >= DC_ROWS * FKV_D) break;
+        FKV_SHARED const float *from = sums + at / FKV_D * DC_SUM_STRIDE + at % FKV_D;
+        FKV_UNROLL
+        for (fkv_u32 s = 0; s < DC_FOLD; s++) to[i] = first + s == 0 ? from[0] : to[i] + from[s * DC_STREAM_SUMS];
+    }
+}
+
 /* Stores the output sum, maximum score and total weight of each query row of the split, for the merge kernel. */
-FKV_FN void dc_store(const fkv_split &split, fkv_place place, FKV_SHARED const float *stats, FKV_SHARED const float *sums,
+FKV_FN void dc_store(const fkv_split &split, fkv_place place, FKV_SHARED const float *stats, const dc_output &sums,
                      const fkv_u32 *table, float *parts) {
     fkv_u64 first = ((fkv_u64)split.number * FKV_G + place.y) * split.all_rows + split.first_row;
-    for (fkv_u32 i = place.index; i < split.n_rows * FKV_D; i += DC_THREADS) parts[first * FKV_D + i] = sums[i];
+    FKV_UNROLL
+    for (fkv_u32 i = 0; i * DC_THREADS < DC_ROWS * FKV_D; i++) {
+        fkv_u32 at = place.index + i * DC_THREADS;
+        if (at < split.n_rows * FKV_D) parts[first * FKV_D + at] = sums[i];
+    }
     if (place.index >= split.n_rows) return;
     float max = dc_split_max(stats, place.index);
     float total = 0.0f;

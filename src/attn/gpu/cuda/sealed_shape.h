@@ -59,9 +59,9 @@ constexpr int SD_AT_NORMS = 2 * SD_PARTS * SD_CODE_WORDS;
 constexpr int SD_BUFFER_WORDS = FKV_K_BOOK ? 0 : SD_AT_NORMS + SD_TILE / 2;
 constexpr int SD_AT_BUFFERS = SD_AT_STATS + 2 * DC_STREAMS * DC_ROWS;
 constexpr int SD_AT_REST =
-    SD_AT_BUFFERS + 2 * DC_STREAMS * DC_SLABS * SD_BUFFER_WORDS; /* exchange buffer for scores, later the output sums [rows, D] */
+    SD_AT_BUFFERS + 2 * DC_STREAMS * DC_SLABS * SD_BUFFER_WORDS; /* exchange buffer for scores, later output sums */
 constexpr int DC_SHARED_WORDS =
-    SD_AT_REST + (SD_EXCHANGES * SD_EXCHANGE_WORDS > DC_ROWS * FKV_D ? SD_EXCHANGES * SD_EXCHANGE_WORDS : DC_ROWS * FKV_D);
+    SD_AT_REST + (SD_EXCHANGES * SD_EXCHANGE_WORDS > DC_FOLD_WORDS ? SD_EXCHANGES * SD_EXCHANGE_WORDS : DC_FOLD_WORDS);
 #define FKV_DECODE_SHARED DC_SHARED_WORDS
 
 /* ---- per-thread state ---- */
