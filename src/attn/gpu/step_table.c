@@ -16,7 +16,7 @@ enum {
     LATENT_SPLIT = 128,    /* minimum split size of latent layers in decode */
     LATENT_DEVICE = 32768, /* history length at which a single sequence of a latent layer fills the device */
     PREFILL_SPLIT = 4096,  /* minimum split size, in tokens, of latent layers in prefill */
-    MERGED_VALUES = 128,   /* maximum number of partial results per thread if the decode kernel merges its splits */
+    MERGED_VALUES = 64,    /* maximum number of partial results per thread if the decode kernel merges its splits */
     PREFILL_SPLITS = 4 /* maximum number of splits of latent layers in prefill, which bounds the size of the partial results */
 };
 
