@@ -63,7 +63,7 @@ static const attn_case kernel_cases[] = {
     {{8, 1, 512}, 18, 64, 0, 0, 0, FKV_ROTATE_V, FKV_F16, FKV_F16, true, 1, {{400, 1}}, .opens = true},
     {{2, 1, 64}, 21, 64, 0, 0, 0, FKV_ROTATE_V, FKV_F16, FKV_F32, true, 1, {{400, 2}}, .opens = true},
     /* kernels that keep queries in registers, and kernels whose three-stage page buffers fill the shared memory completely */
-    {{4, 1, 128}, 18, 64, 0, 0, 0, FKV_ROTATE_V, FKV_F16, FKV_F16, true, 1, {{700, 1}}, .opens = true},
+    {{4, 1, 128}, 18, 64, 0, 0, 0, FKV_ROTATE_V, FKV_F16, FKV_F16, true, 1, {{2600, 1}}, .opens = true},
     {{4, 1, 128}, 12, 64, 0, 0, 0, FKV_ROTATE_K, FKV_F16, FKV_F32, false, 1, {{70, 1}}},
     /* sealed layers that Metal decodes with simdgroups: several queries, wide heads, pages of 16 to 64 tokens, and all bit widths
      */

@@ -1,5 +1,5 @@
-/* Tests fkv_step_table_changes(): the changes between the tables of two steps must be exact, and consecutive decode steps must
- * have few changes.
+/* Tests step tables: the entries of splits, and the changes between the tables of two steps, which must be exact and few in
+ * consecutive decode steps.
  */
 #include "../src/attn/gpu/step_table.h"
 #include "test.h"
@@ -110,6 +110,53 @@ START_TEST(splits_refer_to_their_item) {
 }
 END_TEST
 
+/* The first pages in a split's entry must equal those in the page table, including rings, windows, sinks and open pages. */
+START_TEST(first_pages_equal_the_page_table) {
+    static uint32_t words[1 << 14];
+    uint32_t pages[N_PAGES];
+    uint32_t open[N_PAGES];
+    for (uint32_t p = 0; p < N_PAGES; p++) {
+        pages[p] = 7 * p + 3;
+        open[p] = 5 * p + 1;
+    }
+    uint32_t n_compared = 0;
+    for (uint32_t i = 0; i < 2 * 2 * 3 * 2; i++) {
+        const bool sealed = i % 2 != 0;
+        const uint32_t page_tokens = i / 2 % 2 == 0 ? 16 : 64;
+        const uint32_t window = i / 4 % 3 == 0 ? 0 : 300;
+        const fkv_step_plan plan = {.page_tokens = page_tokens,
+                                    .window = window,
+                                    .n_sinks = i / 4 % 3 == 2 ? 70 : 0,
+                                    .heads_per_kv = 4,
+                                    .blocks_per_kv = 47,
+                                    .tile_queries = 32,
+                                    .sealed = sealed};
+        const fkv_page_view view = i / 12 == 0 ? (fkv_page_view){.pages = pages, .n_fixed = N_PAGES}
+                                               : (fkv_page_view){.pages = pages, .n_fixed = 6, .n_ring = N_PAGES - 6};
+        for (uint32_t start = 0; start < N_PAGES * page_tokens - 8; start += 37) {
+            const fkv_attn_row row = {.start = start,
+                                      .n_tokens = 1 + start % 8,
+                                      .view = view,
+                                      .open = {.pages = open, .n_fixed = 2, .n_ring = N_PAGES - 2}};
+            ck_assert_uint_le(fkv_step_table_words(&plan, &row, 1), sizeof words / sizeof *words);
+            fkv_step_table_fill(&plan, &row, 1, words);
+            for (uint32_t n = 0; n < words[FKV_STEP_N_SPLITS]; n++) {
+                const uint32_t *split = words + words[FKV_STEP_SPLITS] + (size_t)n * FKV_SPLIT_WORDS;
+                const uint32_t n_pages = fkv_ceil_div(split[FKV_SPLIT_N_TOKENS], page_tokens);
+                for (uint32_t k = 0; k < fkv_min_u32(n_pages, FKV_N_FIRST_PAGES); k++, n_compared++) {
+                    uint32_t logical = split[FKV_SPLIT_FIRST_VISIBLE] + k;
+                    if (window != 0 && logical >= fkv_ceil_div(plan.n_sinks, page_tokens)) logical += split[FKV_SPLIT_SKIPPED];
+                    const uint32_t n_fixed = split[FKV_SPLIT_N_FIXED];
+                    if (logical >= n_fixed) logical = n_fixed + (logical - n_fixed) % split[FKV_SPLIT_N_RING];
+                    ck_assert_uint_eq(split[FKV_SPLIT_FIRST_PAGES + k], words[split[FKV_SPLIT_PAGES] + logical]);
+                }
+            }
+        }
+    }
+    ck_assert_uint_gt(n_compared, 10000);
+}
+END_TEST
+
 START_TEST(every_change_is_found) {
     static uint32_t from[300];
     static uint32_t to[300];
@@ -134,4 +181,4 @@ START_TEST(every_change_is_found) {
 END_TEST
 
 TEST_MAIN("step_table", consecutive_decode_steps_differ_by_few_runs, decode_merges_few_splits, splits_refer_to_their_item,
-          every_change_is_found)
+          first_pages_equal_the_page_table, every_change_is_found)

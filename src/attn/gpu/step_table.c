@@ -164,7 +164,7 @@ static void write_splits(const fkv_step_plan *plan, const fkv_attn_row *row, uin
             split[FKV_SPLIT_OPEN] = open;
             split[FKV_SPLIT_FIRST_SPLIT] = s->n_splits;
             split[FKV_SPLIT_N_SPLITS] = parts.n_splits;
-            for (uint32_t k = 0; k < fkv_min_u32(pages, FKV_SPLIT_WORDS - FKV_SPLIT_FIRST_PAGES); k++) {
+            for (uint32_t k = 0; k < fkv_min_u32(pages, FKV_N_FIRST_PAGES); k++) {
                 const uint32_t logical = page + k < n_sinks ? page + k : visible.skipped + page + k;
                 split[FKV_SPLIT_FIRST_PAGES + k] = fkv_page_at(open ? row->open : row->view, logical);
             }

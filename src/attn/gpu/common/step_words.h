@@ -80,8 +80,9 @@
 #define FKV_SPLIT_OPEN 9         /* 1 if the split reads the open pool of a sealed layer */
 #define FKV_SPLIT_FIRST_SPLIT 10 /* copy of the item's FKV_ITEM_FIRST_SPLIT */
 #define FKV_SPLIT_N_SPLITS 11    /* copy of the item's FKV_ITEM_N_SPLITS */
-#define FKV_SPLIT_FIRST_PAGES 12 /* this word and the next three are the pool pages of the split's first four pages */
+#define FKV_SPLIT_FIRST_PAGES 12 /* pool pages of the split's first four pages, one word each; 0 if there is no such page */
 #define FKV_SPLIT_WORDS 16
+#define FKV_N_FIRST_PAGES 4
 
 /* prefill tile */
 #define FKV_TILE_ROW 0

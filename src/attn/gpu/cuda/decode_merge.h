@@ -9,7 +9,7 @@
  * and each batch of partial results is loaded while the previous one is added.
  */
 constexpr int FKV_LANE_QUADS = (FKV_D + 127) / 128;
-/* Number of splits per batch. Two batches are loaded at the same time. */
+/* Number of splits per batch. Up to two batches are in flight. */
 constexpr fkv_u32 FKV_MERGE_BATCH = FKV_LANE_QUADS == 1 ? 4 : FKV_LANE_QUADS == 2 ? 2 : 1;
 
 typedef float fkv_lane_row[FKV_LANE_QUADS][4]; /* channels of a row that one lane holds */
@@ -42,13 +42,13 @@ FKV_FN fkv_merge_batch fkv_merge_load(const fkv_merge_row &row, fkv_u32 first, f
 /* Sums of a row over its splits. attend_merge.h divides the splits into FKV_MERGE_RANGES ranges, adds each range, and then adds
  * the sums of the ranges. */
 struct fkv_merge_sums {
-    fkv_lane_row x;     /* sum of all ranges before the current one; undefined until the second range begins */
+    fkv_lane_row x;     /* sum of all ranges before the current one; not used before the second range ends */
     fkv_lane_row range; /* sum of the current range */
-    fkv_u32 n_ranges;   /* number of ranges, including the current one */
+    fkv_u32 n_ranges;   /* number of ranges that have begun */
     fkv_u32 left;       /* number of splits of the current range that have not been added yet */
 };
 
-/* Adds the sum of the current range to the sum of the previous ranges. */
+/* Adds the sum of the current range to the sum of the previous ranges, or copies it if there is no previous range. */
 FKV_FN void fkv_merge_end_range(fkv_merge_sums &sums) {
     FKV_UNROLL
     for (int i = 0; i < 4 * FKV_LANE_QUADS; i++) {
@@ -57,7 +57,8 @@ FKV_FN void fkv_merge_end_range(fkv_merge_sums &sums) {
     }
 }
 
-/* Adds n splits (at most FKV_MERGE_BATCH) whose partial results are in `batch`. length: number of splits per range. */
+/* Adds the splits in `batch`: the next min(n, FKV_MERGE_BATCH) splits of the row, where n is the number of splits that have not
+ * been added yet. length: number of splits per range. */
 FKV_FN void fkv_merge_add(const fkv_merge_batch &batch, fkv_u32 n, fkv_u32 length, float largest, fkv_merge_sums &sums) {
     FKV_UNROLL
     for (fkv_u32 i = 0; i < FKV_MERGE_BATCH; i++) {
@@ -77,8 +78,8 @@ FKV_FN void fkv_merge_add(const fkv_merge_batch &batch, fkv_u32 n, fkv_u32 lengt
     }
 }
 
-/* Adds the partial results of all splits. `batch` and `next` hold the first splits. While a batch is added, the next one is in
- * flight. */
+/* Adds the partial results of all splits. `batch` and `next` contain the first two batches of splits. While one batch is added,
+ * the next one is being loaded. */
 FKV_FN void fkv_merge_splits(const fkv_merge_row &row, fkv_merge_batch batch, fkv_merge_batch next, float largest, fkv_u32 lane,
                              fkv_lane_row &x) {
     fkv_u32 length = (row.n_splits + FKV_MERGE_RANGES - 1) / FKV_MERGE_RANGES;

@@ -131,8 +131,9 @@ FKV_FN void dc_finish_sums(dc_state &state, dc_place at, FKV_SHARED const float 
     }
 }
 
-/* Stores the thread's output sums at `sums`, the sums of its stream. */
-FKV_FN void dc_put_sums(const dc_state &state, dc_place at, FKV_SHARED float *sums) {
+/* Stores the thread's output sums in shared memory or, if `is_first` is false, adds them to the sums of the previous streams.
+ * sums: [rows, DC_SUM_STRIDE] */
+FKV_FN void dc_put_sums(const dc_state &state, dc_place at, bool is_first, FKV_SHARED float *sums) {
     fkv_u32 c = at.lane % 4;
     FKV_UNROLL
     for (int t = 0; t < dc_v::tiles; t++) {
@@ -145,7 +146,8 @@ FKV_FN void dc_put_sums(const dc_state &state, dc_place at, FKV_SHARED float *su
         FKV_UNROLL
         for (int i = 0; i < DC_OWN_ROWS * 4; i++) {
             fkv_u32 row = 8 * ((fkv_u32)i / 4) + (DC_DUPLICATED ? c % 2 * 2 : c * 2) + (fkv_u32)i % 2;
-            sums[row * DC_SUM_STRIDE + at.slab * DC_SLAB + channel + (fkv_u32)i / 2 % 2] = state.sums[t][i / 4][i % 4];
+            FKV_SHARED float &to = sums[row * DC_SUM_STRIDE + at.slab * DC_SLAB + channel + (fkv_u32)i / 2 % 2];
+            to = is_first ? state.sums[t][i / 4][i % 4] : to + state.sums[t][i / 4][i % 4];
         }
     }
 }
@@ -155,12 +157,12 @@ FKV_FN void dc_fold_streams(dc_state &state, dc_place at, fkv_u32 index, FKV_SHA
     dc_share_stats(state, at, stats);
     dc_finish_sums(state, at, stats);
     FKV_NO_UNROLL
-    for (fkv_u32 s = 0; s < DC_STREAMS; s += DC_FOLD) {
-        if (s / DC_FOLD == at.stream / DC_FOLD) dc_put_sums(state, at, sums + at.stream % DC_FOLD * DC_STREAM_SUMS);
+    for (fkv_u32 s = 0; s < DC_STREAMS; s += DC_STREAMS_AT_ONCE) {
+        if (s / DC_STREAMS_AT_ONCE == at.stream / DC_STREAMS_AT_ONCE)
+            dc_put_sums(state, at, s == 0, sums + at.stream % DC_STREAMS_AT_ONCE * DC_STREAM_SUMS);
         fkv_sync();
-        dc_fold(sums, s, index, output);
-        if (s + DC_FOLD < DC_STREAMS) fkv_sync(); /* the sums have been read */
     }
+    dc_add_streams(sums, index, output);
 }
 
 /* ---- kernel ---- */

@@ -301,20 +301,23 @@ FKV_FN void sd_finish_sums(sd_state &state, dc_place at, FKV_SHARED float *stats
 
 /* Adds the output sums of all streams in stream order. The loop over streams is not unrolled, to keep the code small. */
 FKV_FN void sd_fold_streams(const sd_state &state, dc_place at, fkv_u32 index, FKV_SHARED float *sums, dc_output &output) {
-    FKV_SHARED float *own = sums + at.stream % DC_FOLD * DC_STREAM_SUMS + sd_lane_row(at.lane) * DC_SUM_STRIDE +
+    FKV_SHARED float *own = sums + at.stream % DC_STREAMS_AT_ONCE * DC_STREAM_SUMS + sd_lane_row(at.lane) * DC_SUM_STRIDE +
                             at.slab * DC_SLAB + sd_first_channel(at.lane);
     FKV_NO_UNROLL
-    for (fkv_u32 s = 0; s < DC_STREAMS; s += DC_FOLD) {
-        FKV_UNROLL
-        for (int i = 0; i < SD_GROUPS * SD_UNITS * SD_GROUP && s / DC_FOLD == at.stream / DC_FOLD; i++) {
-            int g = i / (SD_GROUP * SD_UNITS);
-            int u = i / SD_GROUP % SD_UNITS;
-            own[sd_first_row(g, at) * DC_SUM_STRIDE + sd_unit_channel(u) + i % SD_GROUP] = state.sums[g][u][i % SD_GROUP];
+    for (fkv_u32 s = 0; s < DC_STREAMS; s += DC_STREAMS_AT_ONCE) {
+        if (s / DC_STREAMS_AT_ONCE == at.stream / DC_STREAMS_AT_ONCE) {
+            FKV_UNROLL
+            for (int i = 0; i < SD_GROUPS * SD_UNITS * SD_GROUP; i++) {
+                int g = i / (SD_GROUP * SD_UNITS);
+                int u = i / SD_GROUP % SD_UNITS;
+                float x = state.sums[g][u][i % SD_GROUP];
+                FKV_SHARED float &to = own[sd_first_row(g, at) * DC_SUM_STRIDE + sd_unit_channel(u) + i % SD_GROUP];
+                to = s == 0 ? x : to + x;
+            }
         }
         fkv_sync();
-        dc_fold(sums, s, index, output);
-        if (s + DC_FOLD < DC_STREAMS) fkv_sync(); /* the sums have been read */
     }
+    dc_add_streams(sums, index, output);
 }
 
 /* Body of the decode kernel. decode_mma.h describes its inputs and the format of its partial results. */

@@ -107,7 +107,7 @@ constexpr int DC_AT_SCALES = DC_QUERY_WORDS + DC_SUM_WORDS;
 constexpr int DC_AT_STATS = DC_AT_SCALES + DC_STREAMS * DC_SLABS * DC_SCALES_WORDS; /* [streams, rows, {max, total}] */
 constexpr int DC_AT_REST = DC_AT_STATS + 2 * DC_STREAMS * DC_ROWS; /* buffer for exchanging scores, later for output sums */
 constexpr int DC_SHARED_WORDS =
-    DC_AT_REST + (DC_EXCHANGES * DC_EXCHANGE_WORDS > DC_FOLD_WORDS ? DC_EXCHANGES * DC_EXCHANGE_WORDS : DC_FOLD_WORDS);
+    DC_AT_REST + (DC_EXCHANGES * DC_EXCHANGE_WORDS > DC_OUTPUT_WORDS ? DC_EXCHANGES * DC_EXCHANGE_WORDS : DC_OUTPUT_WORDS);
 #define FKV_DECODE_SHARED DC_SHARED_WORDS
 
 /* ---- per-thread state ---- */

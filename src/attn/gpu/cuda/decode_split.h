@@ -95,8 +95,9 @@ FKV_FN fkv_u32 dc_physical_page(const dc_split_pages &walk, fkv_u32 i) {
     return walk.pages[logical < walk.n_fixed ? logical : ring];
 }
 
-/* Returns the pool page number of the split's i-th page, for i < 4. In contrast to dc_physical_page(), only one load precedes the
- * first load of the page. */
+/* Returns the pool page number of the split's i-th page, for i < 4. The number is in the split's entry, so the first load of the
+ * page need not wait for a page-table lookup as in dc_physical_page(). */
+static_assert(DC_STREAMS <= FKV_N_FIRST_PAGES, "every stream takes its first page from the split's entry");
 FKV_FN fkv_u32 dc_first_page(const fkv_split &split, fkv_u32 i) { return split.words[FKV_SPLIT_FIRST_PAGES + i]; }
 
 FKV_FN const fkv_u8 *dc_page_block(const dc_split_pages &walk, fkv_u32 page) {
@@ -194,24 +195,28 @@ FKV_FN float dc_split_max(FKV_SHARED const float *stats, fkv_u32 row) {
     return max;
 }
 
-/* The output sums of DC_FOLD streams are stored in shared memory at the same time, and then added. */
+/* Number of streams whose output sums are in shared memory at the same time: all streams if their sums fit in 18 KB, otherwise
+ * one. The limit keeps the static shared memory of a block below 48 KB. */
 constexpr int DC_SUM_STRIDE = FKV_D + 1; /* distance between rows in floats, with padding against bank conflicts */
 constexpr int DC_STREAM_SUMS = DC_ROWS * DC_SUM_STRIDE;
-constexpr int DC_FOLD = DC_STREAMS * DC_STREAM_SUMS <= 4608 ? DC_STREAMS : 1;
-constexpr int DC_FOLD_WORDS = DC_FOLD * DC_STREAM_SUMS;
+constexpr int DC_STREAMS_AT_ONCE = DC_STREAMS * DC_STREAM_SUMS <= 4608 ? DC_STREAMS : 1;
+constexpr int DC_OUTPUT_WORDS = DC_STREAMS_AT_ONCE * DC_STREAM_SUMS;
 
-/* Output sums of the block. Thread t holds sums t, t + DC_THREADS, ... of [rows, D]. */
-typedef float dc_output[(DC_ROWS * FKV_D + DC_THREADS - 1) / DC_THREADS];
+/* A thread's part of the block's output sums [rows, D]: thread t holds elements t, t + DC_THREADS, and so on. */
+constexpr fkv_u32 DC_OWN_SUMS = DC_ROWS * FKV_D / DC_THREADS;
+static_assert(DC_ROWS * FKV_D % DC_THREADS == 0, "every thread holds the same number of output sums");
+typedef float dc_output[DC_OWN_SUMS];
 
-/* Adds the output sums of streams [first, first + DC_FOLD), which are in shared memory, in stream order. */
-FKV_FN void dc_fold(FKV_SHARED const float *sums, fkv_u32 first, fkv_u32 index, dc_output &to) {
+/* Loads the thread's output sums from shared memory and adds the sums of the streams in stream order. sums: [DC_STREAMS_AT_ONCE,
+ * rows, DC_SUM_STRIDE]; a single stream already contains the sums of all streams. */
+FKV_FN void dc_add_streams(FKV_SHARED const float *sums, fkv_u32 index, dc_output &to) {
     FKV_UNROLL
-    for (fkv_u32 i = 0; i * DC_THREADS < DC_ROWS * FKV_D; i++) {
-        fkv_u32 at = index + i * DC_THREADS;
-        if (DC_ROWS * FKV_D % DC_THREADS != 0 && at >= DC_ROWS * FKV_D) break;
-        FKV_SHARED const float *from = sums + at / FKV_D * DC_SUM_STRIDE + at % FKV_D;
+    for (fkv_u32 i = 0; i < DC_OWN_SUMS; i++) {
+        fkv_u32 sum = index + i * DC_THREADS;
+        FKV_SHARED const float *from = sums + sum / FKV_D * DC_SUM_STRIDE + sum % FKV_D;
+        to[i] = from[0];
         FKV_UNROLL
-        for (fkv_u32 s = 0; s < DC_FOLD; s++) to[i] = first + s == 0 ? from[0] : to[i] + from[s * DC_STREAM_SUMS];
+        for (fkv_u32 s = 1; s < DC_STREAMS_AT_ONCE; s++) to[i] += from[s * DC_STREAM_SUMS];
     }
 }
 
@@ -220,9 +225,9 @@ FKV_FN void dc_store(const fkv_split &split, fkv_place place, FKV_SHARED const f
                      const fkv_u32 *table, float *parts) {
     fkv_u64 first = ((fkv_u64)split.number * FKV_G + place.y) * split.all_rows + split.first_row;
     FKV_UNROLL
-    for (fkv_u32 i = 0; i * DC_THREADS < DC_ROWS * FKV_D; i++) {
-        fkv_u32 at = place.index + i * DC_THREADS;
-        if (at < split.n_rows * FKV_D) parts[first * FKV_D + at] = sums[i];
+    for (fkv_u32 i = 0; i < DC_OWN_SUMS; i++) {
+        fkv_u32 sum = place.index + i * DC_THREADS;
+        if (sum < split.n_rows * FKV_D) parts[first * FKV_D + sum] = sums[i];
     }
     if (place.index >= split.n_rows) return;
     float max = dc_split_max(stats, place.index);
