@@ -142,6 +142,8 @@ def measure(program, model, depth, codecs, python=None, packages=(), caches=(), 
             try:
                 subjects.append(kind(*arguments, threads))
             except (RuntimeError, subprocess.CalledProcessError) as error:
+                if not subjects:
+                    sys.exit(f"rates: all ratios refer to flatkv with {codecs[0]} pages, which cannot run: {error}")
                 print(f"rates: subject skipped: {error}", file=sys.stderr)
                 return
             opened.callback(subjects[-1].close)

@@ -157,7 +157,8 @@ def section(machine, table):
             table(head, [row for r in turns for row in turns_rows(r["result"])]),
         ]
     rest = [(LINES[r["case"]], r) for case in LINES for r in records if r["case"] == case]
-    lines.append(table(["load", "observed"], [[*line(r["result"])[:1], line(r["result"])[1] + f" ({model_of(r)}{r['when'][:10]}, {r['revision']})"] for line, r in rest]))
+    if rest:
+        lines.append(table(["load", "observed"], [[*line(r["result"])[:1], line(r["result"])[1] + f" ({model_of(r)}{r['when'][:10]}, {r['revision']})"] for line, r in rest]))
     return [*lines, *machine.sources.cite(records)]
 
 
