@@ -339,7 +339,7 @@ COMPARISONS = (
      "for the peers, it is the memory of the cache, the mask and the buffers of one call. A missing value was not measured because one call would have taken too long or the memory did not suffice."),
     ("Steps in the cost", "scaling_steps",
      "The table shows the largest step of each line in the plot. A step is the growth of the cost from one point to the next, divided by the growth of the parameter (for prefill, of the mean number of visible tokens per query). "
-     "A cost that is proportional to the parameter has a step of 1; a cost that does not depend on the parameter has a step of 0.5 for a doubling. The last column shows the value of the parameter before the step."),
+     "It is 1 if the cost is proportional to the parameter. If the cost does not depend on the parameter, it is 0.5 where the parameter doubles. The last column shows the value of the parameter before the step."),
     ("Whole models on the CPU", "models_cpu",
      "`bench/compare --models` measures a prefill of 512 tokens and decode steps, with 2 threads. Runs of flatkv and of llama.cpp b21e4de were interleaved. llama.cpp was compiled by clang 19 for this processor, with AMX, "
      "and uses flash attention. Most weights are Q4_1 in SmolLM2, Q5_0 in Qwen2.5-Coder-0.5B and Q4_K in Qwen2.5-Coder-1.5B; a type in parentheses means that all matrices were converted to this type. "

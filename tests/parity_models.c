@@ -86,7 +86,7 @@ static bool check(const options *o, const char *name, bool *first) {
         return false;
     }
     double chunked = golden_model_distance(&g, model, CHUNK, N_SINGLE);
-    const bool in_chunks_only = o->chunked || TEST_SANITIZED; /* the chunked run ends with single tokens */
+    const bool in_chunks_only = o->chunked || TEST_SANITIZED; /* the last tokens of the chunked run are single-token steps */
     double single = in_chunks_only ? chunked : golden_model_distance(&g, model, 1, g.n_tokens);
     double least = least_change(&g);
     double embedding = golden_model_embedding_distance(&g, model, CHUNK);

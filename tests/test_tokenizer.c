@@ -640,7 +640,7 @@ START_TEST(long_runs_are_tokenized_in_linear_time) {
 }
 END_TEST
 
-/* The special tokens consist of one repeated letter and have every length up to 512, so up to 512 special tokens match at every
+/* The special tokens are runs of the same letter, one token for each length from 1 to 512, so up to 512 of them match at each
  * position of the text. */
 START_TEST(overlapping_special_tokens_are_matched_in_one_pass) {
     enum { N_SPECIAL = 512, N = TEST_SANITIZED ? 10000 : 400000 };

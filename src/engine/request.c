@@ -15,7 +15,7 @@ fkv_status fkv_request_check(const fkv_request *r, uint32_t n_vocab) {
     FKV_REQUIRE(r->n <= FKV_MAX_ANSWERS, FKV_BAD_ARGUMENT, "n is %u: at most %d answers are allowed", r->n, FKV_MAX_ANSWERS);
     FKV_REQUIRE(r->n_stops <= FKV_MAX_STOPS, FKV_BAD_ARGUMENT, "the request has %u stop strings; at most %d are allowed",
                 r->n_stops, FKV_MAX_STOPS);
-    FKV_REQUIRE(r->n_stops == 0 || r->stops != NULL, FKV_BAD_ARGUMENT, "n_stops is %u, but the array stops is NULL", r->n_stops);
+    FKV_REQUIRE(r->n_stops == 0 || r->stops != NULL, FKV_BAD_ARGUMENT, "n_stops is %u, but stops is NULL", r->n_stops);
     for (uint32_t i = 0; i < r->n_stops; i++) {
         size_t n = r->stops[i] != NULL ? strlen(r->stops[i]) : 0;
         FKV_REQUIRE(n > 0 && n <= FKV_MAX_STOP_BYTES, FKV_BAD_ARGUMENT,

@@ -89,8 +89,8 @@ static uint32_t threads_of(const fkv_mlx_state *mlx, const fkv_mlx_layer *layer,
 
 /* ---- open and close ---- */
 
-/* Returns true if two pools of one cache use the same kernel source. Their rotations need no comparison, because a cache has one
- * rotation per head dimension. */
+/* Returns true if two pools of one cache use the same kernel source. Their rotations need not be compared, because all pools of a
+ * cache with the same head dimension share one rotation. */
 static bool same_kind(const fkv_mlx_layer *one, const fkv_mlx_layer *other) {
     const fkv_attn_layer *a = one->attn;
     const fkv_attn_layer *b = other->attn;

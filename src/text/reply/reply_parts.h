@@ -160,8 +160,8 @@ fkv_status fkv_reply_create(const fkv_tokenizer *tokenizer, fkv_bytes chat_templ
 /* ---- output (reply_out.c) */
 void reply_put(fkv_reply *r, fkv_reply_kind kind, char c);
 void reply_put_text(fkv_reply *r, fkv_reply_kind kind, const char *text);
-void reply_put_spaced(fkv_reply *r, fkv_reply_kind kind,
-                      char c); /* holds white space back until more text of this kind follows, and drops it otherwise */
+/* Adds c. White space is held back: it is added when more text of this kind follows, and dropped if none does. */
+void reply_put_spaced(fkv_reply *r, fkv_reply_kind kind, char c);
 void reply_release_space(fkv_reply *r, fkv_reply_kind kind);
 void reply_flush(fkv_reply *r);      /* emits complete characters */
 void reply_put_end(fkv_reply *r);    /* emits all pending output, with U+FFFD for an incomplete character */

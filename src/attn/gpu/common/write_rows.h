@@ -51,9 +51,10 @@ FKV_FN float fkv_sum_of_16(float x) {
     return sum;
 }
 
-/* Returns the scale and bias that best fit a group's values (least squares), given the codes that `line` assigns to the values.
- * Returns `line` unchanged if the fitted line is not valid. The additions are the same as in fkv_codec_refit(): value j of the
- * group is added to partial sum j % 16. Lane i holds partial sum i and therefore also adds the values of lane i + 16. */
+/* Returns the scale and bias that best fit a group's values (least squares), given the codes that `line`, the current scale and
+ * bias, assigns to them. Returns `line` unchanged if the fitted line is not valid. The values are added in the same order as in
+ * fkv_codec_refit(), so the results are identical: value j of the group is added to partial sum j % 16. Lane i < 16 holds partial
+ * sum i and therefore also adds the values of lane i + 16. */
 FKV_FN fkv_line fkv_refit(FKV_LOCAL const float *x, int n, fkv_line line, float bins) {
     float c = 0.0f;
     float cc = 0.0f;
