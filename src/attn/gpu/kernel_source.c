@@ -255,12 +255,22 @@ static bool has_simdgroup_decode(fkv_kernel_device device, const fkv_attn_layer 
     return device == FKV_KERNEL_METAL && heads_per_kv(layer) > SIMDGROUP_ROWS / 2;
 }
 
+/* Returns true if both keys and values have a scale for every 32 channels. */
+static bool has_small_groups(const fkv_block *block) {
+    const fkv_codec *k = &block->codec[FKV_SIDE_K];
+    const fkv_codec *v = &block->codec[FKV_SIDE_V];
+    return k->kind == FKV_CODEC_AFFINE && v->kind == FKV_CODEC_AFFINE && k->bits != 16 && v->bits != 16 && k->group == 32 &&
+           v->group == 32;
+}
+
 uint32_t fkv_decode_rows(fkv_kernel_device device, const fkv_attn_layer *layer, uint32_t item_queries) {
     uint32_t rows = heads_per_kv(layer) * item_queries;
     if (is_latent(layer)) return LATENT_ROWS;
     if (has_simdgroup_decode(device, layer)) return SIMDGROUP_ROWS;
     uint32_t most = 4;
     if (has_mma(device, layer)) most = layer->head_dim <= 2 * SLAB ? 16 : 8;
+    /* with more rows, the scales of so many groups would exceed 48 KB of static shared memory */
+    if (layer->head_dim > 3 * SLAB && has_small_groups(&layer->block)) most = 4;
     if ((layer->sealed && heads_per_kv(layer) <= 4) || has_book_walk(layer))
         most = fkv_max_u32(4, most / 2); /* smaller blocks of rows are faster, because more warps are resident */
     return rows <= 4 || most == 4 ? 4 : rows <= 8 || most == 8 ? 8 : 16;

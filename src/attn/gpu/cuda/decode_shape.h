@@ -108,6 +108,9 @@ constexpr int DC_AT_STATS = DC_AT_SCALES + DC_STREAMS * DC_SLABS * DC_SCALES_WOR
 constexpr int DC_AT_REST = DC_AT_STATS + 2 * DC_STREAMS * DC_ROWS; /* buffer for exchanging scores, later for output sums */
 constexpr int DC_SHARED_WORDS =
     DC_AT_REST + (DC_EXCHANGES * DC_EXCHANGE_WORDS > DC_OUTPUT_WORDS ? DC_EXCHANGES * DC_EXCHANGE_WORDS : DC_OUTPUT_WORDS);
+#ifndef FKV_SHARED_BYTES /* sealed layers use dynamic shared memory */
+static_assert(DC_SHARED_WORDS * 4 <= 48 * 1024, "the static shared memory of a block is limited to 48 KB");
+#endif
 #define FKV_DECODE_SHARED DC_SHARED_WORDS
 
 /* ---- per-thread state ---- */
