@@ -356,14 +356,17 @@ def sealed_gpu(results):
 
 def lengths_gpu(results):
     """bench_attn --device mlx --lengths: sealed pages next to MLX's bf16 attention, by history length."""
-    rows = {}
+    rows, notes = {}, []
     for what in ("prefill", "decode"):
-        for r in results.file(f"{GPU}/{what}_lengths")["result"]["results"]:
+        measured = results.file(f"{GPU}/{what}_lengths")
+        notes += ["\n\n" + measured["note"]] if "note" in measured else []
+        for r in measured["result"]["results"]:
             for key in ("us_chained", "us_single"):
                 rows.setdefault(r["cached"], {})[what, r["who"], key] = three_digits(r[key])
     columns = [(what, who, key) for what in ("prefill", "decode") for who in ("flatkv fused", "MLX bf16") for key in ("us_chained", "us_single")]
     head = [f"{what}, {who.removesuffix(' fused')}{', single call' if key == 'us_single' else ''}" for what, who, key in columns]
-    return markdown(["microseconds, by cached tokens", *head], [[str(length), *(cells.get(c, "-") for c in columns)] for length, cells in sorted(rows.items())])
+    table = markdown(["microseconds, by cached tokens", *head], [[str(length), *(cells.get(c, "-") for c in columns)] for length, cells in sorted(rows.items())])
+    return table + "".join(notes)
 
 
 def wide_gpu(results):
