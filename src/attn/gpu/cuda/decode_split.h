@@ -95,9 +95,10 @@ FKV_FN fkv_u32 dc_physical_page(const dc_split_pages &walk, fkv_u32 i) {
     return walk.pages[logical < walk.n_fixed ? logical : ring];
 }
 
+static_assert(DC_STREAMS <= FKV_N_FIRST_PAGES, "every stream takes its first page from the split's entry");
+
 /* Returns the pool page number of the split's i-th page, for i < 4. The number is in the split's entry, so the first load of the
  * page need not wait for a page-table lookup as in dc_physical_page(). */
-static_assert(DC_STREAMS <= FKV_N_FIRST_PAGES, "every stream takes its first page from the split's entry");
 FKV_FN fkv_u32 dc_first_page(const fkv_split &split, fkv_u32 i) { return split.words[FKV_SPLIT_FIRST_PAGES + i]; }
 
 FKV_FN const fkv_u8 *dc_page_block(const dc_split_pages &walk, fkv_u32 page) {
@@ -195,10 +196,10 @@ FKV_FN float dc_split_max(FKV_SHARED const float *stats, fkv_u32 row) {
     return max;
 }
 
+constexpr int DC_SUM_STRIDE = FKV_D + 1; /* distance between rows of output sums in floats; the padding avoids bank conflicts */
+constexpr int DC_STREAM_SUMS = DC_ROWS * DC_SUM_STRIDE;
 /* Number of streams whose output sums are in shared memory at the same time: all streams if their sums fit in 18 KB, otherwise
  * one. The limit keeps the static shared memory of a block below 48 KB. */
-constexpr int DC_SUM_STRIDE = FKV_D + 1; /* distance between rows in floats, with padding against bank conflicts */
-constexpr int DC_STREAM_SUMS = DC_ROWS * DC_SUM_STRIDE;
 constexpr int DC_STREAMS_AT_ONCE = DC_STREAMS * DC_STREAM_SUMS <= 4608 ? DC_STREAMS : 1;
 constexpr int DC_OUTPUT_WORDS = DC_STREAMS_AT_ONCE * DC_STREAM_SUMS;
 
