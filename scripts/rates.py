@@ -143,7 +143,7 @@ def measure(program, model, depth, codecs, python=None, packages=(), caches=(), 
                 subjects.append(kind(*arguments, threads))
             except (RuntimeError, subprocess.CalledProcessError) as error:
                 if not subjects:
-                    sys.exit(f"rates: all ratios refer to flatkv with {codecs[0]} pages, which cannot run: {error}")
+                    sys.exit(f"rates: flatkv with {codecs[0]} pages, the reference for all ratios, cannot run: {error}")
                 print(f"rates: subject skipped: {error}", file=sys.stderr)
                 return
             opened.callback(subjects[-1].close)

@@ -411,7 +411,8 @@ static void nan_and_infinity_propagate(void) {
     }
 }
 
-/* Sets the codes of a row to the code with the largest magnitude, except for one code per group. expected: [n_cols] */
+/* Sets all codes of a row to the code whose value has the largest magnitude. In even rows, one code per group is set to the
+ * opposite end of the range instead (in table kinds, to another code). Writes the decoded values to expected: [n_cols]. */
 static void set_largest_row(fkv_matrix *m, uint32_t row, float *expected) {
     uint8_t codes[1024];
     float scales[1024];
@@ -432,8 +433,9 @@ static void set_largest_row(fkv_matrix *m, uint32_t row, float *expected) {
     (void)fkv_matrix_set_codes(m, row, codes, scales, biases);
 }
 
-/* Multiplies the values with the largest magnitude by the largest activations, whose dot products approach the bounds up to which
- * the AMX kernels are exact. The matrix has more panels and units than these kernels process together. */
+/* Tests dot products near the bounds up to which the AMX kernels are exact: weights of the largest magnitude times activations of
+ * the largest magnitude. TIE / 256 is halfway between two integers, where VNNI and AMX may choose different high bytes. The
+ * matrix has more panels and units than the AMX kernels process together. */
 static void largest_dot_products(void) {
     enum { ROWS = 17 * 16 + 3, COLS = 11 * 32, TOKENS = 19, LARGEST = 127 * 256, TIE = 126 * 256 + 128 };
     for (size_t k = 0; k < N_KINDS; k++) {
@@ -487,7 +489,8 @@ static void ends_of_the_range(void) {
                         size += reference * reference;
                     }
                 }
-                /* kernels may treat activations below 1e-28 as 0 */
+                /* kernels may treat a unit as 0 if all its activations are below 1e-28; 1e-26 leaves a margin for random values
+                 */
                 if (sizes[s] > 0.0f && sizes[s] < 1e-26f) continue;
                 report(sqrt(error) <= PRODUCT_TOLERANCE * sqrt(size), isas[i], w.kind, &w.m, TOKENS,
                        "outputs are wrong for activations scaled by", (double)sizes[s]);

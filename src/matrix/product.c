@@ -1,9 +1,9 @@
 /* Multiplies activations by up to four matrices: prepares the activations once and distributes the work over threads.
  *
- * A work item consists of a range of panels of one matrix and a range of tokens. Work items are so small that their
- * panels, or the codes that the kernel unpacks from them, usually stay in the private cache of a core while all tokens of the
- * item are processed. The division into items does not affect results (see product_kernels.h), so it may depend on the number of
- * threads.
+ * A work item consists of a range of panels of one matrix and a range of tokens. The panels of a work item, or the
+ * codes that the kernel unpacks from them, usually fit in the private cache of a core, so they stay cached while all tokens of
+ * the item are processed. The division into items does not affect results (see product_kernels.h), so it may depend on the number
+ * of threads.
  */
 #include "matrix.h"
 
@@ -13,8 +13,7 @@ enum {
     ITEM_BYTES = 128 * 1024, /* target size of the weights of a work item, in bytes: half of a typical private cache, large enough
                                 to amortize scheduling */
     BLOCK_PANELS = 8, /* with at least one full block of tokens, a work item may have this number of panels even if they exceed
-                         ITEM_BYTES, so that several panels share the cached activations */
-    TILE_PANELS = 16, /* the same for activations in AMX tiles: the number of panels that the kernel unpacks together */
+                         ITEM_BYTES, so that several panels share the cached activations; FKV_TILE_PANELS with AMX tiles */
     ITEM_TOKENS = 16 * FKV_BLOCK_TOKENS,
     ITEMS_PER_THREAD =
         4, /* minimum number of work items per thread, if there are enough panels; balances the load of the threads */
@@ -167,7 +166,8 @@ static bool wants_tiles(const fkv_product_kernels *kernels, uint32_t n_tokens) {
 }
 
 static bool wants_preparation(const job *j) {
-    for (uint32_t i = 0; j->kernels->prepare != NULL && i < j->n_products; i++)
+    if (j->kernels->prepare == NULL) return false;
+    for (uint32_t i = 0; i < j->n_products; i++)
         if (j->products[i].matrix->group != 0) return true;
     return false;
 }
@@ -181,7 +181,7 @@ static uint32_t cut_panels(job *j, uint32_t n_threads) {
     for (uint32_t i = 0; i < j->n_products; i++) {
         const fkv_matrix *m = j->products[i].matrix;
         uint64_t most = ITEM_BYTES / m->panel_bytes;
-        const uint64_t sharing = j->in.as_tiles ? TILE_PANELS : BLOCK_PANELS;
+        const uint64_t sharing = j->in.as_tiles ? FKV_TILE_PANELS : BLOCK_PANELS;
         if (j->in.n_tokens >= FKV_BLOCK_TOKENS && most < sharing) most = sharing;
         uint64_t panels = most < fair ? most : fair;
         j->cuts[i] = (cut){n_items, fkv_ceil_div(m->n_rows, FKV_PANEL_ROWS), panels == 0 ? 1 : (uint32_t)panels};

@@ -269,7 +269,7 @@ uint32_t fkv_decode_rows(fkv_kernel_device device, const fkv_attn_layer *layer, 
     if (has_simdgroup_decode(device, layer)) return SIMDGROUP_ROWS;
     uint32_t most = 4;
     if (has_mma(device, layer)) most = layer->head_dim <= 2 * SLAB ? 16 : 8;
-    /* with more rows, the scales of so many groups would exceed 48 KB of static shared memory */
+    /* with eight rows, queries and scales would need more than 48 KB of static shared memory */
     if (layer->head_dim > 3 * SLAB && has_small_groups(&layer->block)) most = 4;
     if ((layer->sealed && heads_per_kv(layer) <= 4) || has_book_walk(layer))
         most = fkv_max_u32(4, most / 2); /* smaller blocks of rows are faster, because more warps are resident */

@@ -68,9 +68,11 @@ typedef struct visible_pages {
     uint32_t skipped;
 } visible_pages;
 
+static uint32_t sink_pages(const fkv_step_plan *plan) { return fkv_ceil_div(plan->n_sinks, plan->page_tokens); }
+
 static visible_pages visible_pages_of(const fkv_step_plan *plan, uint32_t position) {
     uint32_t n_pages = position / plan->page_tokens + 1;
-    uint32_t sinks = fkv_ceil_div(plan->n_sinks, plan->page_tokens);
+    uint32_t sinks = sink_pages(plan);
     uint32_t begin = plan->window != 0 && position + 1 > plan->window ? (position + 1 - plan->window) / plan->page_tokens : 0;
     uint32_t skipped = begin > sinks ? begin - sinks : 0;
     return (visible_pages){n_pages - skipped, skipped};
@@ -120,7 +122,7 @@ typedef struct page_ranges {
 
 /* Returns the number of visible pages before logical page `logical`. */
 static uint32_t visible_before(const fkv_step_plan *plan, visible_pages visible, uint32_t logical) {
-    uint32_t sinks = fkv_ceil_div(plan->n_sinks, plan->page_tokens);
+    uint32_t sinks = sink_pages(plan);
     return logical < sinks ? logical : fkv_max_u32(sinks, logical - fkv_min_u32(logical, visible.skipped));
 }
 
@@ -144,7 +146,6 @@ static void write_splits(const fkv_step_plan *plan, const fkv_attn_row *row, uin
     page_ranges parts = page_ranges_of(plan, visible, is_decode(row));
     uint32_t last = (row->start + first + n - 1) % plan->page_tokens; /* slot of the last query's token in its page */
     uint32_t n_tokens = (visible.n_visible - 1) * plan->page_tokens + last + 1;
-    const uint32_t n_sinks = fkv_ceil_div(plan->n_sinks, plan->page_tokens);
     const uint32_t *of_row = words + words[FKV_STEP_ROWS] + (size_t)r * FKV_ROW_WORDS;
     uint32_t *split = words + words[FKV_STEP_SPLITS] + (size_t)s->n_splits * FKV_SPLIT_WORDS;
     for (int i = 0; i < 3; i++) {
@@ -165,7 +166,7 @@ static void write_splits(const fkv_step_plan *plan, const fkv_attn_row *row, uin
             split[FKV_SPLIT_FIRST_SPLIT] = s->n_splits;
             split[FKV_SPLIT_N_SPLITS] = parts.n_splits;
             for (uint32_t k = 0; k < fkv_min_u32(pages, FKV_N_FIRST_PAGES); k++) {
-                const uint32_t logical = page + k < n_sinks ? page + k : visible.skipped + page + k;
+                const uint32_t logical = page + k < sink_pages(plan) ? page + k : visible.skipped + page + k;
                 split[FKV_SPLIT_FIRST_PAGES + k] = fkv_page_at(open ? row->open : row->view, logical);
             }
         }

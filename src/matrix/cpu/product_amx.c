@@ -14,19 +14,19 @@
  * tokens, the codes of up to 16 panels of a column span are unpacked once for all blocks, and the activations of one block and
  * span stay in L1. Otherwise, codes are unpacked a few units before they are used. `out` holds the partial results.
  *
- * The speed is limited by instruction issue: tile stores do not overlap with the vector instructions that scale the sums.
+ * The speed is limited by tile stores and by the vector instructions that scale the sums. They do not overlap (bench/HISTORY.md).
  */
 #include "../../base/simd/amx_tiles.h"
 #include "fill_avx512.h"
 #include "product_vnni.h"
 
 enum {
-    SPAN_UNITS = 10,     /* maximum number of units per span; the activations of one block in a full span take 20 KiB */
-    SPAN_PANELS = 16,    /* number of panels whose codes are unpacked together; the unpacked codes of a full span take 160 KiB */
-    UNPACK_AHEAD = 6,    /* number of units by which the unpack stage leads the add stage */
-    PREPARED_TOKENS = 8, /* number of tokens that are prepared together */
-    MAX_SETS = 4,        /* maximum number of accumulator sets; a set is one tile, or two if each byte has its own */
-    RING_UNITS = 8,      /* number of units in the ring buffer of unpacked codes */
+    SPAN_UNITS = 10,               /* maximum number of units per span; the activations of one block in a full span take 20 KiB */
+    SPAN_PANELS = FKV_TILE_PANELS, /* the unpacked codes of a full span take 160 KiB */
+    UNPACK_AHEAD = 6,              /* number of units by which the unpack stage leads the add stage */
+    PREPARED_TOKENS = 8,           /* number of tokens that are prepared together */
+    MAX_SETS = 4,                  /* maximum number of accumulator sets; a set is one tile, or two if each byte has its own */
+    RING_UNITS = 8,                /* number of units in the ring buffer of unpacked codes */
     CODE_ROWS = UNIT_NUMBERS / 2,
     MIN_TILE_TOKENS = 12 /* with fewer tokens, the vector kernels are faster */
 };
@@ -81,7 +81,7 @@ FKV_INLINE __m512i bf16_of(vf first, vf second) {
  * points to the unit's activations of the block's first token. Writes zeros for unused tokens. */
 FKV_INLINE void tile_prepare_unit(const fkv_activations *in, const tile_block *block, uint32_t first, uint32_t unit,
                                   const float *x) {
-    unit_activations *tokens = &block->units[unit];
+    unit_activations *activations = &block->units[unit];
     unit_x_sums *x_sums = &block->x_sums[unit];
     vf value[2][PREPARED_TOKENS];
     vf largest[PREPARED_TOKENS];
@@ -112,8 +112,8 @@ FKV_INLINE void tile_prepare_unit(const fkv_activations *in, const tile_block *b
             high[i] = vf_mul(vf_round(vf_mul(value[i][t], vf_set(0x1p-8f))), high_step);
             low[i] = _mm512_fmsub_ps(value[i][t], tile_step, high[i]);
         }
-        _mm512_store_si512(tokens->high[first + t], bf16_of(high[0], high[1]));
-        _mm512_store_si512(tokens->low[first + t], bf16_of(low[0], low[1]));
+        _mm512_store_si512(activations->high[first + t], bf16_of(high[0], high[1]));
+        _mm512_store_si512(activations->low[first + t], bf16_of(low[0], low[1]));
     }
     const vf half = vf_mul(fold_rows(FOLD_SUM, PREPARED_TOKENS, value[0]), step);
     const vf other_half = vf_mul(fold_rows(FOLD_SUM, PREPARED_TOKENS, value[1]), step);
@@ -229,11 +229,11 @@ typedef struct group_sums {
 
 /* Starts the matrix products over one group. `column` is the first column of the group within its unit. Each set of accumulators
  * has its own branch, because AMX instructions take literal tile numbers. */
-FKV_INLINE void start_group(fkv_panel_layout layout, uint32_t set, const tile_row *codes, const unit_activations *tokens,
+FKV_INLINE void start_group(fkv_panel_layout layout, uint32_t set, const tile_row *codes, const unit_activations *activations,
                             uint32_t column) {
     _tile_loadd(6, codes, FKV_TILE_BYTES);
-    _tile_loadd(4, tokens->high[0] + column, FKV_TILE_BYTES);
-    _tile_loadd(5, tokens->low[0] + column, FKV_TILE_BYTES);
+    _tile_loadd(4, activations->high[0] + column, FKV_TILE_BYTES);
+    _tile_loadd(5, activations->low[0] + column, FKV_TILE_BYTES);
     if (!fits_one_accumulator(layout)) {
         if (set == 0) {
             START_SPLIT(0, 1);
@@ -283,10 +283,10 @@ typedef struct span {
     const uint8_t *halves; /* address of the span's scales in the first panel */
     size_t panel_bytes;
     uint32_t n_panels;
-    uint32_t n_units;               /* number of units in the span */
-    const tile_row *unpacked;       /* [n_panels, n_units, CODE_ROWS] unpacked codes; not used if the pipeline unpacks them */
-    const unit_activations *tokens; /* [n_units] */
-    const unit_x_sums *x_sums;      /* [n_units] */
+    uint32_t n_units;         /* number of units in the span */
+    const tile_row *unpacked; /* [n_panels, n_units, CODE_ROWS] unpacked codes; not used if the pipeline unpacks them */
+    const unit_activations *activations; /* [n_units] */
+    const unit_x_sums *x_sums;           /* [n_units] */
     uint32_t n_tokens;
     bool is_first; /* true if the span starts at the first column, so that `out` does not hold partial results yet */
     float *out;    /* output of the first panel */
@@ -325,7 +325,7 @@ typedef struct stage {
     uint32_t n_done;   /* number of units or groups processed so far */
     uint32_t unit;     /* index of the unit within the span */
     const uint8_t *at; /* address of the unit's codes or scales in the panel */
-    const unit_activations *tokens;
+    const unit_activations *activations;
     const unit_x_sums *x_sums;
 } stage;
 
@@ -333,12 +333,12 @@ typedef struct stage {
  * g->at, or 0 if the stage does not use g->at. */
 FKV_INLINE void next_unit(const span *s, size_t bytes, stage *g) {
     g->at += bytes;
-    g->tokens++;
+    g->activations++;
     g->x_sums++;
     if (++g->unit < s->n_units) return;
     g->unit = 0;
     g->at += s->panel_bytes - s->n_units * bytes;
-    g->tokens = s->tokens;
+    g->activations = s->activations;
     g->x_sums = s->x_sums;
 }
 
@@ -359,7 +359,7 @@ FKV_INLINE void start_next(fkv_panel_layout layout, uint32_t set, const span *s,
     const uint32_t group = set % unit_groups; /* in the unit; the number of sets is a multiple of unit_groups */
     const uint32_t row = g->n_done * (layout.group / 2);
     if (g->n_done == s->n_units * unit_groups * s->n_panels) return;
-    start_group(layout, set, ring != NULL ? ring + row % (RING_UNITS * CODE_ROWS) : s->unpacked + row, g->tokens,
+    start_group(layout, set, ring != NULL ? ring + row % (RING_UNITS * CODE_ROWS) : s->unpacked + row, g->activations,
                 group * layout.group);
     g->n_done++;
     if (group + 1 == unit_groups) next_unit(s, 0, g);
@@ -378,9 +378,9 @@ FKV_INLINE void run_span(fkv_panel_layout layout, bool unpacks, const code_value
     tile_row *const ring = unpacks ? ring_codes : NULL;
     group_sums sums[2];
     vf acc[FKV_BLOCK_TOKENS];
-    stage unpack = {.at = s->lines, .tokens = s->tokens, .x_sums = s->x_sums};
-    stage start = {.at = s->lines, .tokens = s->tokens, .x_sums = s->x_sums};
-    stage add = {.at = s->halves, .tokens = s->tokens, .x_sums = s->x_sums};
+    stage unpack = {.at = s->lines, .activations = s->activations, .x_sums = s->x_sums};
+    stage start = {.at = s->lines, .activations = s->activations, .x_sums = s->x_sums};
+    stage add = {.at = s->halves, .activations = s->activations, .x_sums = s->x_sums};
     float *out = s->out;
     memset(sums, 0, sizeof sums); /* tile stores skip the rows of unused tokens, which add_sums() reads */
     load_outputs(s, out, acc);
@@ -433,7 +433,7 @@ FKV_INLINE span span_of(fkv_panel_layout layout, const fkv_panels *p, uint32_t p
 FKV_INLINE void span_set_tokens(const fkv_activations *in, uint32_t token, uint32_t unit, float *out, size_t out_stride,
                                 span *s) {
     const tile_block block = tile_block_at(in, token);
-    s->tokens = block.units + unit;
+    s->activations = block.units + unit;
     s->x_sums = block.x_sums + unit;
     s->n_tokens = block.n_tokens;
     s->out = out;

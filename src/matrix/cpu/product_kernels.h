@@ -9,7 +9,10 @@
 
 #include "../panels.h"
 
-enum { FKV_BLOCK_TOKENS = 16 };
+enum {
+    FKV_BLOCK_TOKENS = 16,
+    FKV_TILE_PANELS = 16 /* number of panels whose codes the AMX kernels unpack together */
+};
 
 /* A range of panels of one matrix. */
 typedef struct fkv_panels {

@@ -81,7 +81,7 @@ FKV_INLINE void steps_of_largest(vf largest, vf *step, vf *inverse) {
     const __mmask16 not_finite = _mm512_cmp_epu32_mask(_mm512_castps_si512(largest), infinity, _MM_CMPINT_NLT);
     const __mmask16 some = _mm512_cmp_ps_mask(largest, vf_set(MIN_UNIT_MAGNITUDE), _CMP_GT_OQ) & (__mmask16)~not_finite;
     __m512i exponent = _mm512_and_si512(_mm512_castps_si512(vf_mul(largest, vf_set(0x1p15f / LARGEST))), infinity);
-    /* the exponent of the step is 14 less than that of the largest value */
+    /* the step is 2^-14 times the largest power of two that does not exceed largest * 2^15 / LARGEST */
     __m512i bits = _mm512_sub_epi32(exponent, _mm512_set1_epi32(14 << 23));
     *inverse = _mm512_castsi512_ps(_mm512_maskz_sub_epi32(some, _mm512_set1_epi32(254 << 23), bits));
     *step = _mm512_mask_mov_ps(_mm512_castsi512_ps(_mm512_maskz_mov_epi32(some, bits)), not_finite, vf_set(NAN));

@@ -80,7 +80,7 @@
 #define FKV_SPLIT_OPEN 9         /* 1 if the split reads the open pool of a sealed layer */
 #define FKV_SPLIT_FIRST_SPLIT 10 /* copy of the item's FKV_ITEM_FIRST_SPLIT */
 #define FKV_SPLIT_N_SPLITS 11    /* copy of the item's FKV_ITEM_N_SPLITS */
-#define FKV_SPLIT_FIRST_PAGES 12 /* pool pages of the split's first four pages, one word each; 0 if there is no such page */
+#define FKV_SPLIT_FIRST_PAGES 12 /* pool page numbers of the first FKV_N_FIRST_PAGES pages; 0 if the split has fewer pages */
 #define FKV_SPLIT_WORDS 16
 #define FKV_N_FIRST_PAGES 4
 

@@ -42,7 +42,7 @@ FKV_FN fkv_merge_batch fkv_merge_load(const fkv_merge_row &row, fkv_u32 first, f
 /* Sums of a row over its splits. attend_merge.h divides the splits into FKV_MERGE_RANGES ranges, adds each range, and then adds
  * the sums of the ranges. */
 struct fkv_merge_sums {
-    fkv_lane_row x;     /* sum of all ranges before the current one; not used before the second range ends */
+    fkv_lane_row x;     /* sum of the ranges that have ended */
     fkv_lane_row range; /* sum of the current range */
     fkv_u32 n_ranges;   /* number of ranges that have begun */
     fkv_u32 left;       /* number of splits of the current range that have not been added yet */

@@ -152,6 +152,8 @@ FKV_FN void dc_put_sums(const dc_state &state, dc_place at, bool is_first, FKV_S
     }
 }
 
+/* Adds the output sums of all streams in stream order. Writes the thread's part of the result to `output`. Called by all threads
+ * of the block. */
 FKV_FN void dc_fold_streams(dc_state &state, dc_place at, fkv_u32 index, FKV_SHARED float *stats, FKV_SHARED float *sums,
                             dc_output &output) {
     dc_share_stats(state, at, stats);

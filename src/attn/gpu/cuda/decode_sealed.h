@@ -299,7 +299,8 @@ FKV_FN void sd_finish_sums(sd_state &state, dc_place at, FKV_SHARED float *stats
     }
 }
 
-/* Adds the output sums of all streams in stream order. The loop over streams is not unrolled, to keep the code small. */
+/* Adds the output sums of all streams in stream order. Writes the thread's part of the result to `output`. Called by all threads
+ * of the block. The loop over streams is not unrolled, to keep the code small. */
 FKV_FN void sd_fold_streams(const sd_state &state, dc_place at, fkv_u32 index, FKV_SHARED float *sums, dc_output &output) {
     FKV_SHARED float *own = sums + at.stream % DC_STREAMS_AT_ONCE * DC_STREAM_SUMS + sd_lane_row(at.lane) * DC_SUM_STRIDE +
                             at.slab * DC_SLAB + sd_first_channel(at.lane);

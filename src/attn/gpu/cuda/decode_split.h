@@ -97,8 +97,8 @@ FKV_FN fkv_u32 dc_physical_page(const dc_split_pages &walk, fkv_u32 i) {
 
 static_assert(DC_STREAMS <= FKV_N_FIRST_PAGES, "every stream takes its first page from the split's entry");
 
-/* Returns the pool page number of the split's i-th page, for i < 4. The number is in the split's entry, so the first load of the
- * page need not wait for a page-table lookup as in dc_physical_page(). */
+/* Returns the pool page number of the split's i-th page, i < FKV_N_FIRST_PAGES. Unlike dc_physical_page(), reads it from the
+ * split's entry, so the first load does not wait for a page-table lookup. */
 FKV_FN fkv_u32 dc_first_page(const fkv_split &split, fkv_u32 i) { return split.words[FKV_SPLIT_FIRST_PAGES + i]; }
 
 FKV_FN const fkv_u8 *dc_page_block(const dc_split_pages &walk, fkv_u32 page) {
@@ -209,12 +209,12 @@ static_assert(DC_ROWS * FKV_D % DC_THREADS == 0, "every thread holds the same nu
 typedef float dc_output[DC_OWN_SUMS];
 
 /* Loads the thread's output sums from shared memory and adds the sums of the streams in stream order. sums: [DC_STREAMS_AT_ONCE,
- * rows, DC_SUM_STRIDE]; a single stream already contains the sums of all streams. */
+ * rows, DC_SUM_STRIDE]. If DC_STREAMS_AT_ONCE is 1, `sums` already contains the totals over all streams. */
 FKV_FN void dc_add_streams(FKV_SHARED const float *sums, fkv_u32 index, dc_output &to) {
     FKV_UNROLL
     for (fkv_u32 i = 0; i < DC_OWN_SUMS; i++) {
-        fkv_u32 sum = index + i * DC_THREADS;
-        FKV_SHARED const float *from = sums + sum / FKV_D * DC_SUM_STRIDE + sum % FKV_D;
+        fkv_u32 element = index + i * DC_THREADS;
+        FKV_SHARED const float *from = sums + element / FKV_D * DC_SUM_STRIDE + element % FKV_D;
         to[i] = from[0];
         FKV_UNROLL
         for (fkv_u32 s = 1; s < DC_STREAMS_AT_ONCE; s++) to[i] += from[s * DC_STREAM_SUMS];
@@ -227,8 +227,8 @@ FKV_FN void dc_store(const fkv_split &split, fkv_place place, FKV_SHARED const f
     fkv_u64 first = ((fkv_u64)split.number * FKV_G + place.y) * split.all_rows + split.first_row;
     FKV_UNROLL
     for (fkv_u32 i = 0; i < DC_OWN_SUMS; i++) {
-        fkv_u32 sum = place.index + i * DC_THREADS;
-        if (sum < split.n_rows * FKV_D) parts[first * FKV_D + sum] = sums[i];
+        fkv_u32 element = place.index + i * DC_THREADS;
+        if (element < split.n_rows * FKV_D) parts[first * FKV_D + element] = sums[i];
     }
     if (place.index >= split.n_rows) return;
     float max = dc_split_max(stats, place.index);
