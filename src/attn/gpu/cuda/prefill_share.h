@@ -222,6 +222,9 @@ FKV_FN void pf_load_shared_values(fkv_shared s, const pf_item &x) {
         const fkv_u8 *image = images + (tile - 1) % PF_SLOTS * PF_IMAGE_BYTES;
         fkv_wait_at_least_shared(s, PF_AT_READY, tile);
         fkv_mbarrier_wait(s, pf_mbarrier(PF_V_EMPTY, (int)stage), tile / PF_STAGES % 2 ^ 1);
+        /* wait for the keys of the first tile: the next arrival is on the same mbarrier, and must not be counted in its first
+         * phase */
+        if (tile + 1 == PF_STAGES) fkv_mbarrier_wait(s, next, 0);
         fkv_bulk_copy_begin(s, next, PF_TILE_BYTES);
         fkv_bulk_copy(s, next, (fkv_u32)PF_AT_V + stage * PF_TILE_BYTES, image + PF_K_BYTES, PF_TILE_BYTES);
         fkv_bulk_copy_end(s, next);
