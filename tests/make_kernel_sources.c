@@ -178,6 +178,7 @@ static void write_host(const char *folder, uint32_t i, const fkv_attn_layer *lay
     FILE *file = open_text(folder, i, alone ? "_alone.cpp" : ".cpp");
     put_header(file, FKV_KERNEL_HOST, FKV_KERNEL_DECODE, layer, rows);
     fputs(fkv_kernel_file_attend_merge, file);
+    fputs(fkv_kernel_file_lane_rows, file);
     fputs(fkv_kernel_file_decode_merge, file);
     if (!alone) {
         fputs(fkv_kernel_file_write_rows, file);

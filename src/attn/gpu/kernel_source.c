@@ -428,6 +428,7 @@ static void emit_warpgroup_prefill(source_buffer *w, const char *warpgroup, bool
     emit_text(w, sealed ? fkv_kernel_file_prefill_sealed : fkv_kernel_file_prefill_unpack);
     if (sealed) emit_text(w, fkv_kernel_file_prefill_share);
     emit_text(w, fkv_kernel_file_prefill_feed);
+    emit_text(w, fkv_kernel_file_lane_rows);
     emit_text(w, fkv_kernel_file_prefill_wgmma);
 }
 
@@ -613,6 +614,7 @@ size_t fkv_kernel_header(fkv_kernel_device device, fkv_kernel kernel, const fkv_
         emit_kernel(&w, device, kernel, layer);
     if (kernel == FKV_KERNEL_DECODE_MERGE) {
         emit_text(&w, fkv_kernel_file_attend_merge);
+        emit_text(&w, fkv_kernel_file_lane_rows);
         emit_text(&w, fkv_kernel_file_decode_merge);
     }
     return w.length;

@@ -2,21 +2,19 @@
  * blocks process the same rows of an item, and the last of these blocks to finish merges their partial results. Each such group
  * of blocks has a counter, which is 0 between launches. The last block resets the counter.
  *
- * A warp merges one row. Lane l holds the channels 128 k + 4 l to 128 k + 4 l + 3. The partial results are added in the same
- * order and with the same rounding as in attend_merge.h, so the results are bit-identical.
+ * A warp merges one row, which it keeps in registers (lane_rows.h). The partial results are added in the same order and with the
+ * same rounding as in attend_merge.h, so the results are bit-identical.
  *
- * The merge is limited by latency. Therefore, the first partial results are loaded together with the statistics of the splits,
- * and each batch of partial results is loaded while the previous one is added.
+ * The merge is limited by latency. Therefore, a warp loads many splits at once, and loads the first ones together with the
+ * statistics of all splits.
  */
-constexpr int FKV_LANE_QUADS = (FKV_D + 127) / 128;
-/* Number of splits per batch. Up to two batches are in flight. */
-constexpr fkv_u32 FKV_MERGE_BATCH = FKV_LANE_QUADS == 1 ? 4 : FKV_LANE_QUADS == 2 ? 2 : 1;
+constexpr fkv_u32 FKV_MERGE_BATCH = 16 / FKV_LANE_QUADS; /* number of splits that a warp loads at once */
+static_assert(FKV_MERGE_BATCH <= 32, "each lane loads the maximum score of one split");
 
-typedef float fkv_lane_row[FKV_LANE_QUADS][4]; /* channels of a row that one lane holds */
-
+/* Partial results of consecutive splits. */
 struct fkv_merge_batch {
     fkv_lane_row x[FKV_MERGE_BATCH];
-    float max[FKV_MERGE_BATCH];
+    float max; /* lane i holds the maximum score of split i */
 };
 
 /* Loads the lane's channels and the maximum scores of up to FKV_MERGE_BATCH splits, starting at split `first`. row.own points to
@@ -25,8 +23,7 @@ FKV_FN fkv_merge_batch fkv_merge_load(const fkv_merge_row &row, fkv_u32 first, f
     fkv_merge_batch batch = {};
     FKV_UNROLL
     for (fkv_u32 i = 0; i < FKV_MERGE_BATCH; i++) {
-        if (first + i >= row.n_splits) continue;
-        batch.max[i] = row.stats[(first + i) * 2];
+        if (first + i >= row.n_splits) break;
         FKV_UNROLL
         for (int k = 0; k < FKV_LANE_QUADS; k++) {
             fkv_u32 quad = lane + 32 * (fkv_u32)k;
@@ -36,6 +33,7 @@ FKV_FN fkv_merge_batch fkv_merge_load(const fkv_merge_row &row, fkv_u32 first, f
             for (int d = 0; d < 4; d++) batch.x[i][k][d] = fkv_float_of(x.w[d]);
         }
     }
+    if (lane < FKV_MERGE_BATCH && first + lane < row.n_splits) batch.max = row.stats[(first + lane) * 2];
     return batch;
 }
 
@@ -60,10 +58,11 @@ FKV_FN void fkv_merge_end_range(fkv_merge_sums &sums) {
 /* Adds the splits in `batch`: the next min(n, FKV_MERGE_BATCH) splits of the row, where n is the number of splits that have not
  * been added yet. length: number of splits per range. */
 FKV_FN void fkv_merge_add(const fkv_merge_batch &batch, fkv_u32 n, fkv_u32 length, float largest, fkv_merge_sums &sums) {
+    float weights = fkv_split_weight(batch.max, largest); /* lane i holds the weight of split i */
     FKV_UNROLL
     for (fkv_u32 i = 0; i < FKV_MERGE_BATCH; i++) {
         if (i >= n) break;
-        float weight = fkv_split_weight(batch.max[i], largest);
+        float weight = fkv_shuffle(weights, i);
         if (sums.left == 0) {
             fkv_merge_end_range(sums);
             FKV_UNROLL
@@ -78,16 +77,13 @@ FKV_FN void fkv_merge_add(const fkv_merge_batch &batch, fkv_u32 n, fkv_u32 lengt
     }
 }
 
-/* Adds the partial results of all splits. `batch` and `next` contain the first two batches of splits. While one batch is added,
- * the next one is being loaded. */
-FKV_FN void fkv_merge_splits(const fkv_merge_row &row, fkv_merge_batch batch, fkv_merge_batch next, float largest, fkv_u32 lane,
-                             fkv_lane_row &x) {
+/* Adds the partial results of all splits. `batch` contains the first splits. */
+FKV_FN void fkv_merge_splits(const fkv_merge_row &row, fkv_merge_batch batch, float largest, fkv_u32 lane, fkv_lane_row &x) {
     fkv_u32 length = (row.n_splits + FKV_MERGE_RANGES - 1) / FKV_MERGE_RANGES;
     fkv_merge_sums sums = {};
     for (fkv_u32 first = 0; first < row.n_splits; first += FKV_MERGE_BATCH) {
+        if (first > 0) batch = fkv_merge_load(row, first, lane);
         fkv_merge_add(batch, row.n_splits - first, length, largest, sums);
-        batch = next;
-        next = fkv_merge_load(row, first + 2 * FKV_MERGE_BATCH, lane);
     }
     fkv_merge_end_range(sums);
     FKV_UNROLL
@@ -96,39 +92,6 @@ FKV_FN void fkv_merge_splits(const fkv_merge_row &row, fkv_merge_batch batch, fk
         if (sums.n_ranges < FKV_MERGE_RANGES)
             x[i / 4][i % 4] = fkv_add(x[i / 4][i % 4], 0.0f); /* -0 becomes +0: the sums of empty ranges are +0 */
     }
-}
-
-/* Undoes the rotation of V. */
-FKV_FN void fkv_merge_unrotate(fkv_u32 lane, fkv_lane_row &x) {
-    FKV_UNROLL
-    for (fkv_u32 h = 1; h < FKV_ROTATION_BLOCK; h *= 2) {
-        fkv_lane_row other;
-        FKV_UNROLL
-        for (fkv_u32 i = 0; i < 4 * FKV_LANE_QUADS; i++) {
-            fkv_u32 in_lane = i ^ (h < 4 ? h : h / 128 * 4);
-            float own = x[i / 4][i % 4];
-            other[i / 4][i % 4] = h < 4 || h >= 128 ? x[in_lane / 4 % FKV_LANE_QUADS][in_lane % 4] : fkv_shuffle_xor(own, h / 4);
-        }
-        FKV_UNROLL
-        for (fkv_u32 i = 0; i < 4 * FKV_LANE_QUADS; i++) {
-            fkv_u32 d = i / 4 * 128 + 4 * lane + i % 4;
-            float own = x[i / 4][i % 4];
-            x[i / 4][i % 4] = (d & h) == 0 ? own + other[i / 4][i % 4] : other[i / 4][i % 4] - own;
-        }
-    }
-    FKV_UNROLL
-    for (int i = 0; i < 4 * FKV_LANE_QUADS; i++) x[i / 4][i % 4] *= fkv_rotation_norm();
-}
-
-/* Returns the word of FKV_V_SIGNS that contains the lane's channels 128 k + 4 lane to 128 k + 4 lane + 3. The index of the word
- * is compared with constants, because an array with a variable index would be stored in memory. */
-FKV_FN fkv_u32 fkv_merge_signs(fkv_u32 k, fkv_u32 lane) {
-    const fkv_u32 signs[] = {FKV_V_SIGNS};
-    fkv_u32 word = 0;
-    FKV_UNROLL
-    for (fkv_u32 w = 4 * k; FKV_ROTATE_V && w < 4 * k + 4 && w < (FKV_D + 31) / 32; w++)
-        if (4 * k + lane / 8 == w) word = signs[FKV_ROTATE_V ? w : 0];
-    return word;
 }
 
 /* Merges row `row` of the item, counted within one KV head. Called by one warp. */
@@ -145,21 +108,14 @@ FKV_FN void fkv_merge_one_row(const fkv_split &split, fkv_u32 head, fkv_u32 row,
     splits.begin = 0;
     splits.end = splits.n_splits;
     fkv_merge_batch batch = fkv_merge_load(splits, 0, lane);
-    fkv_merge_batch next = fkv_merge_load(splits, FKV_MERGE_BATCH, lane);
     fkv_merge_total all = fkv_merge_stats(splits, lane);
     fkv_lane_row x = {};
-    fkv_merge_splits(splits, batch, next, all.largest, lane, x);
+    fkv_merge_splits(splits, batch, all.largest, lane, x);
     float total = fkv_denominator(all.total, all.largest, sink_logits, q_head);
     FKV_UNROLL
     for (int i = 0; i < 4 * FKV_LANE_QUADS; i++) x[i / 4][i % 4] = x[i / 4][i % 4] / total;
-    if (FKV_ROTATE_V) fkv_merge_unrotate(lane, x);
-    fkv_u64 to = ((fkv_u64)(split.words[FKV_SPLIT_FIRST_TOKEN] + row / FKV_R) * FKV_H + q_head) * FKV_D;
-    FKV_UNROLL
-    for (fkv_u32 i = 0; i < 4 * FKV_LANE_QUADS; i++) {
-        fkv_u32 d = i / 4 * 128 + 4 * lane + i % 4;
-        fkv_u32 sign = fkv_merge_signs(i / 4, lane) >> d % 32 << 31;
-        if (d < FKV_D) fkv_put_row_value(out, to + d, fkv_float_of(fkv_bits_of(x[i / 4][i % 4]) ^ sign));
-    }
+    if (FKV_ROTATE_V) fkv_lane_unrotate(lane, x);
+    fkv_put_lane_row(out, ((fkv_u64)(split.words[FKV_SPLIT_FIRST_TOKEN] + row / FKV_R) * FKV_H + q_head) * FKV_D, lane, x);
 }
 
 /* Called by all threads of a block after the block has stored its partial results. counters: one word for each block of the

@@ -34,12 +34,10 @@ FKV_FN float pf_warp_sum(float x) {
     return x;
 }
 
-/* Applies the rotation of K or V to a row in shared memory (see docs/page_format.md). If `undo` is true, applies the inverse
- * rotation, in which channels are negated after the transform. Called by one warp. */
-template <bool K> FKV_FN void pf_rotate(fkv_shared s, float *row, bool undo) {
+/* Applies the rotation of K to a row in shared memory (see docs/page_format.md). Called by one warp. */
+FKV_FN void pf_rotate(fkv_shared s, float *row) {
     fkv_u32 lane = s.index % 32;
-    for (fkv_u32 d = lane; d < FKV_D && !undo; d += 32)
-        row[d] = fkv_float_of(fkv_bits_of(row[d]) ^ (K ? fkv_k_sign(d) : fkv_v_sign(d)));
+    for (fkv_u32 d = lane; d < FKV_D; d += 32) row[d] = fkv_float_of(fkv_bits_of(row[d]) ^ fkv_k_sign(d));
     fkv_sync_warp();
     for (fkv_u32 h = 1; h < FKV_ROTATION_BLOCK; h *= 2) {
         for (fkv_u32 i = lane; i < FKV_D / 2; i += 32) {
@@ -50,10 +48,7 @@ template <bool K> FKV_FN void pf_rotate(fkv_shared s, float *row, bool undo) {
         }
         fkv_sync_warp();
     }
-    for (fkv_u32 d = lane; d < FKV_D; d += 32) {
-        float y = row[d] * fkv_rotation_norm();
-        row[d] = undo ? fkv_float_of(fkv_bits_of(y) ^ (K ? fkv_k_sign(d) : fkv_v_sign(d))) : y;
-    }
+    for (fkv_u32 d = lane; d < FKV_D; d += 32) row[d] *= fkv_rotation_norm();
     fkv_sync_warp();
 }
 
@@ -119,7 +114,7 @@ FKV_FN void pf_load_queries(fkv_shared s, const pf_item &x, const void *q) {
             sign * numbers[i];
         pf_fetch_query(x, q, r + PF_THREADS / 32, lane, numbers);
         fkv_sync_warp();
-        if (FKV_ROTATE_K) pf_rotate<true>(s, row, false);
+        if (FKV_ROTATE_K) pf_rotate(s, row);
         float largest = 0;
         for (fkv_u32 d = lane; d < FKV_D; d += 32) largest = fkv_max(largest, fkv_abs(row[d]));
         fkv_u32 exponent = fkv_bits_of(pf_warp_max(largest)) >> 23;
@@ -151,16 +146,22 @@ FKV_FN void pf_load_queries(fkv_shared s, const pf_item &x, const void *q) {
 
 #endif
 
-/* Undoes the rotation of V and copies the output rows from shared memory to `out`. Called by all warps. */
+/* Undoes the rotation of V and copies the output rows from shared memory to `out`. Called by all warps. The loop is not unrolled,
+ * because its instructions would then be fetched from memory more often than they are executed. */
 FKV_FN void pf_store_outputs(fkv_shared s, const pf_item &x, void *out) {
-    int warp = (int)s.index / 32, lane = (int)s.index % 32;
-    for (int r = warp; (fkv_u32)r < x.n_rows; r += PF_THREADS / 32) {
-        float *row = (float *)s.base + r * PF_OUT_STRIDE;
-        if (FKV_ROTATE_V) pf_rotate<false>(s, row, true);
-        fkv_u64 at = pf_row_at(x, (fkv_u32)r);
-        bool nonfinite = s.base[PF_AT_NONFINITE + r] != 0;
-        for (int d = lane; d < FKV_D; d += 32)
-            fkv_put_row_value(out, at + (fkv_u64)d, nonfinite ? fkv_float_of(0x7fc00000u) : row[d]);
+    fkv_u32 lane = s.index % 32;
+    FKV_NO_UNROLL for (fkv_u32 r = s.index / 32; r < x.n_rows; r += PF_THREADS / 32) {
+        fkv_lane_row row;
+        FKV_UNROLL for (fkv_u32 k = 0; k < FKV_LANE_QUADS; k++) {
+            fkv_u32 d = k * 128 + 4 * lane;
+            pf_floats4 four = {0, 0, 0, 0};
+            if (d < FKV_D) four = *(const pf_floats4 *)((const float *)s.base + r * PF_OUT_STRIDE + d);
+            row[k][0] = four.x, row[k][1] = four.y, row[k][2] = four.z, row[k][3] = four.w;
+        }
+        if (FKV_ROTATE_V) fkv_lane_unrotate(lane, row);
+        if (s.base[PF_AT_NONFINITE + r] != 0)
+            FKV_UNROLL for (int i = 0; i < 4 * FKV_LANE_QUADS; i++) row[i / 4][i % 4] = fkv_float_of(0x7fc00000u);
+        fkv_put_lane_row(out, pf_row_at(x, r), lane, row);
     }
 }
 
