@@ -190,13 +190,16 @@ static void write_item(const fkv_step_plan *plan, const fkv_attn_row *row, uint3
     s->most_splits = fkv_max_u32(s->most_splits, n_splits);
 }
 
+/* Writes the table entry of one tile. The entry of the tile's row must already be filled. */
 static void write_tile(const fkv_attn_row *row, uint32_t r, uint32_t first, uint32_t n, sections *s, uint32_t *words) {
     if (words != NULL) {
+        const uint32_t *of_row = words + words[FKV_STEP_ROWS] + (size_t)r * FKV_ROW_WORDS;
         uint32_t *tile = words + words[FKV_STEP_TILES] + (size_t)s->n_tiles * FKV_TILE_WORDS;
         tile[FKV_TILE_ROW] = r;
         tile[FKV_TILE_FIRST_TOKEN] = s->n_tokens + first;
         tile[FKV_TILE_POSITION] = row->start + first;
         tile[FKV_TILE_N_QUERIES] = n;
+        memcpy(tile + FKV_TILE_PAGES, of_row + FKV_ROW_PAGES, (FKV_ROW_OPEN_RING - FKV_ROW_PAGES + 1) * sizeof *tile);
     }
     s->n_tiles++;
 }

@@ -13,7 +13,8 @@
  * - splits, for decode: one entry of FKV_SPLIT_WORDS words per split, in item order. This section follows the header directly. A
  *   split's entry contains everything that a block needs to start, because each dependent load takes about half a microsecond on
  *   a GPU.
- * - tiles, for prefill: one entry of FKV_TILE_WORDS words per tile. A tile consists of consecutive queries of one row.
+ * - tiles, for prefill: one entry of FKV_TILE_WORDS words per tile. A tile consists of consecutive queries of one row. Like a
+ *   split's entry, a tile's entry contains a copy of the words that describe the page tables of its row.
  * - seals: one entry of FKV_SEAL_WORDS words per page that this step fills in a sealed layer. These pages are sealed before
  *   attention runs.
  * - pages: the page tables of all rows, referenced by FKV_ROW_PAGES and FKV_SPLIT_PAGES.
@@ -89,7 +90,13 @@
 #define FKV_TILE_FIRST_TOKEN 1
 #define FKV_TILE_POSITION 2
 #define FKV_TILE_N_QUERIES 3
-#define FKV_TILE_WORDS 4
+#define FKV_TILE_PAGES 4 /* copies of FKV_ROW_PAGES to FKV_ROW_OPEN_RING */
+#define FKV_TILE_N_FIXED 5
+#define FKV_TILE_N_RING 6
+#define FKV_TILE_OPEN_PAGES 7
+#define FKV_TILE_OPEN_FIXED 8
+#define FKV_TILE_OPEN_RING 9
+#define FKV_TILE_WORDS 12
 
 /* page to seal */
 #define FKV_SEAL_FROM 0 /* page in the open pool */

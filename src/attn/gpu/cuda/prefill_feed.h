@@ -44,8 +44,9 @@ FKV_FN void pf_feed_keys(fkv_shared s, const pf_item &x) {
     fkv_u32 packed_phase = 0;
     for (fkv_u32 i = 0; i < pf_n_own(x); i++) {
 #if FKV_PREFILL_SHARERS > 0
+        /* The first page for the group is unpacked before the block's first tile, because other blocks wait for it. */
+        if (i <= 1 && x.shared_end > 1) pf_unpack_shared_pages(s, x, own, i, i == 0 ? 1 : x.shared_end);
         if (i == 1 && x.shared_end > 1) {
-            pf_unpack_shared_pages(s, x, own);
             fkv_sync_warp();
             /* wait until the last shared tiles have been processed, because an mbarrier distinguishes only two phases */
             fkv_sync_team(3, 256);

@@ -369,8 +369,8 @@ template <class SIDE, fkv_u32 N> FKV_FN void pf_take_open(fkv_shared s, fkv_u32 
     }
 }
 
-/* Stores the keys of an open page. A thread converts eight channels of a key at a time. */
-FKV_FN void pf_put_open_keys(fkv_shared s, fkv_u32 unit_at, int stage, int packed) {
+/* Stores the keys of an open page, with their low-order parts at low_at. A thread converts eight channels of a key at a time. */
+FKV_FN void pf_put_open_keys(fkv_shared s, fkv_u32 unit_at, int stage, int packed, fkv_u32 low_at) {
     fkv_u32 page = (fkv_u32)(PF_AT_PACKED + packed * PF_PACKED_BYTES), at = (fkv_u32)(PF_AT_K + stage * PF_K_BYTES);
     for (fkv_u32 i = s.index; i < PF_KEYS * PF_UNITS; i += 128) {
         fkv_u32 unit = i % PF_UNITS, key = i / PF_UNITS;
@@ -383,7 +383,7 @@ FKV_FN void pf_put_open_keys(fkv_shared s, fkv_u32 unit_at, int stage, int packe
             low.w[n] = fkv_pack_f16(a - fkv_f16_to_f32(high.w[n] & 0xffffu), b - fkv_f16_to_f32(high.w[n] >> 16));
         }
         *pf_key_at<PF_K_ROWS>(s, at, key, unit) = high;
-        *pf_key_at<PF_KEYS>(s, PF_AT_LOW, key, unit) = low;
+        *pf_key_at<PF_KEYS>(s, low_at, key, unit) = low;
     }
     if (s.index == 0) fkv_put4(s, unit_at, 0x3f800000u);
     if (s.index < 32) fkv_put4(s, unit_at + pf_norms_at(s.index), PF_OPEN_NORMS);
@@ -402,9 +402,10 @@ FKV_FN void pf_put_keys(fkv_shared s, const pf_item &x, fkv_u32 tile, int stage,
         }
         return;
     }
-    /* wait for the matrix products of the previous tile, because there is only one buffer for low-order parts */
-    if (tile > 0) fkv_mbarrier_wait(s, pf_mbarrier(PF_K_EMPTY, (int)((tile - 1) % PF_STAGES)), (tile - 1) / PF_STAGES % 2);
-    pf_put_open_keys(s, pf_unit_at(tile), stage, packed);
+    /* wait for the matrix products that read the buffer for low-order parts */
+    if (tile >= PF_LOWS)
+        fkv_mbarrier_wait(s, pf_mbarrier(PF_K_EMPTY, (int)((tile - PF_LOWS) % PF_STAGES)), (tile - PF_LOWS) / PF_STAGES % 2);
+    pf_put_open_keys(s, pf_unit_at(tile), stage, packed, PF_AT_LOW + tile % PF_LOWS * PF_LOW_BYTES);
 }
 
 /* ---- values ---- */

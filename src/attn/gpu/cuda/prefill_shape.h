@@ -56,13 +56,16 @@ constexpr int pf_packed_bytes(int keys) {
                : keys * (FKV_D * FKV_K_BITS / 8 + FKV_D * FKV_V_BITS / 8 + (FKV_K_BITS == 16 ? 0 : 4 * FKV_D / FKV_K_GROUP) +
                          (FKV_V_BITS == 16 ? 0 : 4 * FKV_D / FKV_V_GROUP));
 }
-constexpr bool pf_fits(int keys, int stages, int packed) {
+constexpr bool pf_fits(int keys, int stages, int packed, int lows = 1) {
     int stage = pf_tile_bytes(keys + PF_MORE_KEYS) + pf_value_bytes(keys) + pf_scales_bytes(keys) + pf_biases_bytes(keys);
-    return PF_FIXED_BYTES + pf_low_bytes(keys) + stages * stage + packed * pf_packed_bytes(keys) <= PF_SHARED_LIMIT;
+    return PF_FIXED_BYTES + lows * pf_low_bytes(keys) + stages * stage + packed * pf_packed_bytes(keys) <= PF_SHARED_LIMIT;
 }
 constexpr int PF_KEYS = PF_DP > 128 ? (pf_fits(32, 1, 1) ? 32 : 16) : 64;
 constexpr int PF_STAGES = pf_fits(PF_KEYS, 3, 2) ? 3 : pf_fits(PF_KEYS, 2, 1) ? 2 : 1;
-constexpr int PF_PACKED = pf_fits(PF_KEYS, PF_STAGES, 3) ? 3 : pf_fits(PF_KEYS, PF_STAGES, 2) ? 2 : 1;
+/* Number of buffers for low-order parts of keys. With two buffers, an open page can be unpacked while the matrix products still
+ * read the previous page. */
+constexpr int PF_LOWS = FKV_K_SEALED && pf_fits(PF_KEYS, PF_STAGES, 2, 2) ? 2 : 1;
+constexpr int PF_PACKED = pf_fits(PF_KEYS, PF_STAGES, 3, PF_LOWS) ? 3 : pf_fits(PF_KEYS, PF_STAGES, 2, PF_LOWS) ? 2 : 1;
 constexpr int PF_K_ROWS = PF_KEYS + PF_MORE_KEYS;
 static_assert(!PF_WIDE || (FKV_K_BITS == 4 && FKV_V_BITS == 4), "wide heads support only 4-bit codes");
 static_assert(!FKV_SEALED || (FKV_PAGE_TOKENS == 64 && PF_KEYS == (PF_WIDE ? 32 : 64)),
@@ -128,8 +131,9 @@ constexpr int PF_BIASES_BYTES = pf_biases_bytes(PF_KEYS);
 constexpr int PF_PACKED_BYTES = pf_packed_bytes(PF_KEYS);
 constexpr int PF_AT_Q = 0;
 constexpr int PF_AT_K = PF_PARTS * PF_Q_BYTES;
-constexpr int PF_AT_LOW = PF_AT_K + PF_STAGES * PF_K_BYTES; /* low-order parts of an open page's keys */
-constexpr int PF_AT_V = PF_AT_LOW + pf_low_bytes(PF_KEYS);
+constexpr int PF_AT_LOW = PF_AT_K + PF_STAGES * PF_K_BYTES; /* PF_LOWS buffers for the low-order parts of an open page's keys */
+constexpr int PF_LOW_BYTES = pf_low_bytes(PF_KEYS);
+constexpr int PF_AT_V = PF_AT_LOW + PF_LOWS * PF_LOW_BYTES;
 constexpr int PF_AT_BIASES = PF_AT_V + PF_STAGES * PF_TILE_BYTES;
 constexpr int PF_AT_SCALES = PF_AT_BIASES + PF_STAGES * PF_BIASES_BYTES;
 constexpr int PF_AT_PACKED = PF_AT_SCALES + PF_STAGES * PF_SCALES_BYTES;
@@ -196,17 +200,16 @@ FKV_FN fkv_u32 pf_position(const pf_item &x, fkv_u32 row) {
 FKV_FN pf_item pf_item_at(const fkv_u8 *pool FKV_OPEN_POOL, const fkv_u32 *table, fkv_u32 tile_number, fkv_u32 head,
                           fkv_u32 slice) {
     const fkv_u32 *tile = table + table[FKV_STEP_TILES] + tile_number * FKV_TILE_WORDS;
-    const fkv_u32 *row = table + table[FKV_STEP_ROWS] + tile[FKV_TILE_ROW] * FKV_ROW_WORDS;
     pf_item x;
     x.pool = pool + (fkv_u64)head * FKV_BLOCK_BYTES;
-    x.pages = table + row[FKV_ROW_PAGES];
-    x.n_fixed = row[FKV_ROW_N_FIXED];
-    x.n_ring = row[FKV_ROW_N_RING];
+    x.pages = table + tile[FKV_TILE_PAGES];
+    x.n_fixed = tile[FKV_TILE_N_FIXED];
+    x.n_ring = tile[FKV_TILE_N_RING];
 #if FKV_SEALED
     x.open = (const fkv_u8 *)open + (fkv_u64)head * FKV_OPEN_BLOCK_BYTES;
-    x.open_pages = table + row[FKV_ROW_OPEN_PAGES];
-    x.n_open_fixed = row[FKV_ROW_OPEN_FIXED];
-    x.n_open_ring = row[FKV_ROW_OPEN_RING];
+    x.open_pages = table + tile[FKV_TILE_OPEN_PAGES];
+    x.n_open_fixed = tile[FKV_TILE_OPEN_FIXED];
+    x.n_open_ring = tile[FKV_TILE_OPEN_RING];
     x.ring = (fkv_u8 *)ring;
     x.table = table;
     x.number = tile_number;

@@ -72,14 +72,15 @@ FKV_FN pf_share pf_share_of(const pf_item &x) {
     return share;
 }
 
-/* Returns the block's place in the grid. If pages may be shared, places are assigned in the order in which blocks start. */
+/* Returns the block's place in the grid. If the layer shares pages, places are assigned in the order in which blocks start. */
 FKV_FN fkv_place pf_take_number(fkv_shared s, fkv_place place, const void *ring, const fkv_u32 *table) {
-    if (!pf_may_share(table)) return place;
+    if (!PF_SHARES) return place;
     fkv_u32 *number = (fkv_u32 *)(s.base + PF_AT_NUMBER);
     if (s.index == 0) number[0] = fkv_fetch_increment((fkv_u32 *)ring + PF_STARTED_AT), number[1] = 0, number[2] = 0;
+    fkv_u32 n_tiles = table[FKV_STEP_N_TILES];
     fkv_sync();
-    place.x = *number % table[FKV_STEP_N_TILES];
-    place.y = *number / table[FKV_STEP_N_TILES];
+    place.x = *number % n_tiles;
+    place.y = *number / n_tiles;
     return place;
 }
 
@@ -149,15 +150,15 @@ FKV_FN void pf_load_first_page_to_share(fkv_shared s, const pf_item &x) {
     if (member + 1 < x.shared_end) pf_load_page_to_share(s, x, member);
 }
 
-/* Unpacks every n-th page into the ring, where n is the number of members. Called by the warpgroup that unpacks keys. */
-FKV_FN void pf_unpack_shared_pages(fkv_shared s, const pf_item &x, const pf_key_share &keys) {
+/* Unpacks pages into the ring. In its i-th turn, a member unpacks page i * n_members + member. This function executes the turns
+ * [turn, end), as far as there are pages. Called by the warpgroup that unpacks keys. */
+FKV_FN void pf_unpack_shared_pages(fkv_shared s, const pf_item &x, const pf_key_share &keys, fkv_u32 turn, fkv_u32 end) {
     pf_share share = pf_share_of(x);
     pf_value_share values = pf_values_of(s);
-    fkv_u32 n = x.shared_end - 1, phase = 0;
-    for (fkv_u32 j = share.member; j < n; j += share.n_members) {
+    fkv_u32 n = x.shared_end - 1;
+    for (fkv_u32 j = share.member + turn * share.n_members; j < n && turn < end; j += share.n_members, turn++) {
         fkv_image to = {share.images + j % PF_SLOTS * PF_IMAGE_BYTES};
-        fkv_mbarrier_wait(s, pf_mbarrier(PF_TO_SHARE_FULL, 0), phase);
-        phase ^= 1;
+        fkv_mbarrier_wait(s, pf_mbarrier(PF_TO_SHARE_FULL, 0), turn % 2);
         pf_wait_for_slot(s, share, j);
         pf_taken_keys k;
         pf_take_keys(s, keys, PF_PACKED, k);
@@ -235,22 +236,28 @@ FKV_FN void pf_load_shared_values(fkv_shared s, const pf_item &x) {
     }
 }
 
-/* Releases the ring slots that the block has used. Called by all threads when the block ends. The last block of the launch resets
- * the control words in device memory. */
-FKV_FN void pf_end_block(fkv_shared s, const pf_item &x) {
-    if (!pf_may_share(x.table)) return;
-    fkv_u32 *number = (fkv_u32 *)(s.base + PF_AT_NUMBER), *words = (fkv_u32 *)x.ring;
-    if (s.index == 0) {
+/* Releases the ring slots that the block has used, and counts the blocks that have ended. Called by all threads after the last
+ * shared tile has been processed. */
+FKV_FN void pf_release_ring(fkv_shared s, const pf_item &x) {
+    if (s.index != 0 || !PF_SHARES) return;
+    if (pf_may_share(x.table)) {
         pf_share share = pf_share_of(x);
         for (fkv_u32 i = 0; i < share.n_before; i++) fkv_wait_at_least(share.through + i, share.tag - 1);
         fkv_store_release(share.through + share.member, share.tag + PF_TAG - 1);
-        *number = fkv_fetch_increment(words + PF_ENDED_AT);
     }
+    fkv_u32 n_blocks = x.table[FKV_STEP_N_TILES] * FKV_G;
+    *(fkv_u32 *)(s.base + PF_AT_NUMBER) = fkv_fetch_increment((fkv_u32 *)x.ring + PF_ENDED_AT) + 1 == n_blocks;
+}
+
+/* Resets the control words in device memory if this block is the last one of the launch. Called by all threads when the block
+ * ends. */
+FKV_FN void pf_reset_ring(fkv_shared s, const pf_item &x) {
+    fkv_u32 *words = (fkv_u32 *)x.ring;
     fkv_sync();
-    if (*number + 1 != x.table[FKV_STEP_N_TILES] * FKV_G) return;
+    if (!PF_SHARES || fkv_get4(s, PF_AT_NUMBER) == 0) return;
     fkv_u32 backoff = fkv_load_acquire(words + PF_BACKOFF_AT);
     fkv_sync();
-    fkv_u32 end = PF_DECISIONS_AT + pf_groups(x.table[FKV_STEP_N_TILES]) * FKV_G;
+    fkv_u32 end = pf_may_share(x.table) ? PF_DECISIONS_AT + pf_groups(x.table[FKV_STEP_N_TILES]) * FKV_G : PF_BACKOFF_AT + 1;
     for (fkv_u32 i = s.index; i < end; i += PF_THREADS) words[i] = i == PF_BACKOFF_AT && backoff > 0 ? backoff - 1 : 0;
 }
 #endif

@@ -189,7 +189,7 @@ FKV_FN fkv_u32 pf_step_unit(int group, int step) { /* returns the index of the f
 
 /* Numbers of registers per thread in the MMA warpgroups and in the warpgroups that unpack. The sum over all warpgroups must not
  * exceed the initial allocation, which is 504 for three warpgroups and 512 for four. */
-constexpr int PF_REGS_MULTIPLY = FKV_SEALED ? 192 : 216;
+constexpr int PF_REGS_MULTIPLY = FKV_SEALED ? 184 : 216;
 constexpr int PF_REGS_UNPACK = FKV_SEALED ? 256 - PF_REGS_MULTIPLY : 504 - 2 * PF_REGS_MULTIPLY;
 
 constexpr int PF_SCORES = PF_WIDE ? PF_K_ROWS : PF_KEYS; /* number of keys, with or without channel offsets, per score product */
@@ -389,7 +389,8 @@ FKV_FN void pf_score_offsets(fkv_shared s, int stage, pf_rows &r) {
  * as many accumulators as the first. For a shared page, the value products of the previous tile are issued right after the score
  * products. */
 template <bool SHARED>
-FKV_FN void pf_score(fkv_shared s, const pf_item &item, fkv_u32 key, int stage, fkv_u32 v_at, pf_rows &r, float *x) {
+FKV_FN void pf_score(fkv_shared s, const pf_item &item, fkv_u32 tile, fkv_u32 key, int stage, fkv_u32 v_at, pf_rows &r,
+                     float *x) {
     fkv_wg_begin();
     fkv_u32 k_at = pf_keys_at(s, stage);
     if (PF_WIDE) fkv_wg_settle_bits<1>(&k_at); /* forces the addresses to be recomputed for each tile */
@@ -402,7 +403,7 @@ FKV_FN void pf_score(fkv_shared s, const pf_item &item, fkv_u32 key, int stage, 
         FKV_UNROLL for (int i = 0; i < 2; i++) r.offset[i] = x[PF_KEYS / 2 + 2 * i] + x[PF_KEYS / 2 + 2 * i + 1];
     if (!open) return;
     fkv_wg_begin();
-    k_at = s.unit + PF_AT_LOW / 16;
+    k_at = s.unit + PF_AT_LOW / 16 + tile % PF_LOWS * (PF_LOW_BYTES / 16);
     if (PF_WIDE) k_at |= fkv_zero(s), r.q_at |= fkv_zero(s); /* the addresses of the first products must not be kept */
     pf_issue_products<PF_SCORES, PF_KEYS, true>(s, 0, k_at, r, x);
     fkv_wg_wait<0>();
@@ -475,7 +476,7 @@ template <bool FIRST, bool SHARED> FKV_FN void pf_process_tile(fkv_shared s, con
         pf_score_offsets(s, stage, r);
     else if (!SHARED)
         r.offset[0] = r.offset[1] = 0; /* an open page has no channel offsets */
-    pf_score<SHARED>(s, item, key, stage, v_at, r, x);
+    pf_score<SHARED>(s, item, tile, key, stage, v_at, r, x);
 #else
     pf_score(s, stage, r, scales, x);
 #endif
@@ -577,6 +578,15 @@ FKV_FN void pf_put_sums(fkv_shared s, const pf_item &x, const float *sink_logits
 
 /* Code of the two warpgroups that compute products and softmax. */
 FKV_FN void pf_multiply(fkv_shared s, const pf_item &x, const float *sink_logits) {
+#if FKV_SEALED
+    if (s.index == 128 * PF_FEEDERS) { /* a thread of this warpgroup, because the other warpgroups unpack the first tile */
+#if FKV_PREFILL_SHARERS > 0
+        pf_load_first_page_to_share(s, x);
+#endif
+        pf_load_first_tiles(s, x, 1, PF_PACKED);
+    }
+    fkv_sync_warp();
+#endif
     pf_rows r;
     fkv_u32 row = pf_first_row(s);
     pf_begin_rows(s, x, row, r);
@@ -621,13 +631,11 @@ FKV_FN void fkv_attend_prefill(fkv_place place, fkv_u32 *shared, const void *q, 
         }
         if (FKV_SEALED) fkv_mbarrier_init(s, pf_mbarrier(PF_TO_SHARE_FULL, 0), 1);
         fkv_mbarriers_ready();
-        pf_load_first_tiles(s, x, 0, 1);
-#if FKV_SEALED && FKV_PREFILL_SHARERS > 0
-        x.shared_end = pf_decide_shared_end(s, x); /* decided first, because it determines the block's second tile */
-        pf_load_first_page_to_share(s, x);
-#endif
-        pf_load_first_tiles(s, x, 1, PF_PACKED);
+        pf_load_first_tiles(s, x, 0, FKV_SEALED ? 1 : PF_PACKED);
     }
+#if FKV_SEALED && FKV_PREFILL_SHARERS > 0
+    if (s.index == 32) pf_decide_shared_end(s, x); /* in the second warp, at the same time as the code above */
+#endif
     fkv_sync_warp();
     pf_load_queries(s, x, q);
 #if !FKV_SEALED
@@ -647,8 +655,12 @@ FKV_FN void fkv_attend_prefill(fkv_place place, fkv_u32 *shared, const void *q, 
         pf_multiply(s, x, sink_logits);
     }
     fkv_sync();
+#if FKV_SEALED && FKV_PREFILL_SHARERS > 0
+    pf_release_ring(s, x);
+#endif
+    fkv_sync_warp();
     pf_store_outputs(s, x, out);
 #if FKV_SEALED && FKV_PREFILL_SHARERS > 0
-    pf_end_block(s, x);
+    pf_reset_ring(s, x);
 #endif
 }
