@@ -14,7 +14,7 @@ static_assert(FKV_MERGE_BATCH <= 32, "each lane loads the maximum score of one s
 /* Partial results of consecutive splits. */
 struct fkv_merge_batch {
     fkv_lane_row x[FKV_MERGE_BATCH];
-    float max; /* lane i holds the maximum score of split i */
+    float max; /* lane i holds the maximum score of the batch's i-th split */
 };
 
 /* Loads the lane's channels and the maximum scores of up to FKV_MERGE_BATCH splits, starting at split `first`. row.own points to
@@ -58,7 +58,7 @@ FKV_FN void fkv_merge_end_range(fkv_merge_sums &sums) {
 /* Adds the splits in `batch`: the next min(n, FKV_MERGE_BATCH) splits of the row, where n is the number of splits that have not
  * been added yet. length: number of splits per range. */
 FKV_FN void fkv_merge_add(const fkv_merge_batch &batch, fkv_u32 n, fkv_u32 length, float largest, fkv_merge_sums &sums) {
-    float weights = fkv_split_weight(batch.max, largest); /* lane i holds the weight of split i */
+    float weights = fkv_split_weight(batch.max, largest); /* lane i holds the weight of the batch's i-th split */
     FKV_UNROLL
     for (fkv_u32 i = 0; i < FKV_MERGE_BATCH; i++) {
         if (i >= n) break;

@@ -150,8 +150,8 @@ FKV_FN void pf_load_first_page_to_share(fkv_shared s, const pf_item &x) {
     if (member + 1 < x.shared_end) pf_load_page_to_share(s, x, member);
 }
 
-/* Unpacks pages into the ring. In its i-th turn, a member unpacks page i * n_members + member. This function executes the turns
- * [turn, end), as far as there are pages. Called by the warpgroup that unpacks keys. */
+/* Unpacks pages into the ring. In its i-th turn, a member unpacks page i * n_members + member. Executes the turns [turn, end),
+ * or fewer if there are no more pages. Called by the warpgroup that unpacks keys. */
 FKV_FN void pf_unpack_shared_pages(fkv_shared s, const pf_item &x, const pf_key_share &keys, fkv_u32 turn, fkv_u32 end) {
     pf_share share = pf_share_of(x);
     pf_value_share values = pf_values_of(s);
@@ -236,8 +236,8 @@ FKV_FN void pf_load_shared_values(fkv_shared s, const pf_item &x) {
     }
 }
 
-/* Releases the ring slots that the block has used, and counts the blocks that have ended. Called by all threads after the last
- * shared tile has been processed. */
+/* Releases the ring slots that the block has used, and increments the number of blocks that have finished using the ring. Called
+ * by all threads after the last shared tile has been processed. */
 FKV_FN void pf_release_ring(fkv_shared s, const pf_item &x) {
     if (s.index != 0 || !PF_SHARES) return;
     if (pf_may_share(x.table)) {

@@ -146,8 +146,8 @@ FKV_FN void pf_load_queries(fkv_shared s, const pf_item &x, const void *q) {
 
 #endif
 
-/* Undoes the rotation of V and copies the output rows from shared memory to `out`. Called by all warps. The loop is not unrolled,
- * because its instructions would then be fetched from memory more often than they are executed. */
+/* Undoes the rotation of V and copies the output rows from shared memory to `out`. Called by all warps. With an unrolled loop,
+ * this function was slower. */
 FKV_FN void pf_store_outputs(fkv_shared s, const pf_item &x, void *out) {
     fkv_u32 lane = s.index % 32;
     FKV_NO_UNROLL for (fkv_u32 r = s.index / 32; r < x.n_rows; r += PF_THREADS / 32) {
