@@ -39,7 +39,7 @@ FKV_FN void fkv_lane_unrotate(fkv_u32 lane, fkv_lane_row &x) {
     FKV_UNROLL
     for (fkv_u32 i = 0; i < 4 * FKV_LANE_QUADS; i++) {
         fkv_u32 sign = fkv_lane_signs(i / 4, lane) >> (4 * lane + i % 4) % 32 << 31;
-        x[i / 4][i % 4] *= fkv_float_of(fkv_bits_of(fkv_rotation_norm()) ^ sign);
+        x[i / 4][i % 4] = fkv_float_of(fkv_bits_of(x[i / 4][i % 4] * fkv_rotation_norm()) ^ sign);
     }
 }
 
