@@ -157,6 +157,40 @@ START_TEST(first_pages_equal_the_page_table) {
 }
 END_TEST
 
+/* A tile's entry contains a copy of the words of its row that describe the page tables, and the table has no unwritten words. */
+START_TEST(tiles_contain_the_page_tables_of_their_row) {
+    static uint32_t words[1 << 14];
+    static uint32_t again[1 << 14];
+    uint32_t pages[N_PAGES];
+    for (uint32_t p = 0; p < N_PAGES; p++) pages[p] = 7 * p + 3;
+    const fkv_step_plan plan = {.page_tokens = 16, .heads_per_kv = 4, .blocks_per_kv = 47, .tile_queries = 32, .sealed = true};
+    fkv_attn_row rows[3];
+    for (uint32_t r = 0; r < 3; r++)
+        rows[r] = (fkv_attn_row){.start = 50 * r,
+                                 .n_tokens = 100 + r,
+                                 .view = {.pages = pages, .n_fixed = 5 + r, .n_ring = N_PAGES - 5 - r},
+                                 .open = {.pages = pages, .n_fixed = 1 + r, .n_ring = N_PAGES - 1 - r}};
+    const uint32_t n = fkv_step_table_words(&plan, rows, 3);
+    ck_assert_uint_le(n, sizeof words / sizeof *words);
+    memset(words, 0x5a, sizeof words);
+    memset(again, 0xa5, sizeof again);
+    fkv_step_table_fill(&plan, rows, 3, words);
+    fkv_step_table_fill(&plan, rows, 3, again);
+    ck_assert_mem_eq(words, again, n * sizeof *words);
+    ck_assert_uint_ge(words[FKV_STEP_N_TILES], 9);
+    for (uint32_t t = 0; t < words[FKV_STEP_N_TILES]; t++) {
+        const uint32_t *tile = words + words[FKV_STEP_TILES] + t * FKV_TILE_WORDS;
+        const uint32_t *row = words + words[FKV_STEP_ROWS] + tile[FKV_TILE_ROW] * FKV_ROW_WORDS;
+        ck_assert_uint_eq(tile[FKV_TILE_PAGES], row[FKV_ROW_PAGES]);
+        ck_assert_uint_eq(tile[FKV_TILE_N_FIXED], 5 + tile[FKV_TILE_ROW]);
+        ck_assert_uint_eq(tile[FKV_TILE_N_RING], N_PAGES - 5 - tile[FKV_TILE_ROW]);
+        ck_assert_uint_eq(tile[FKV_TILE_OPEN_PAGES], row[FKV_ROW_OPEN_PAGES]);
+        ck_assert_uint_eq(tile[FKV_TILE_OPEN_FIXED], 1 + tile[FKV_TILE_ROW]);
+        ck_assert_uint_eq(tile[FKV_TILE_OPEN_RING], N_PAGES - 1 - tile[FKV_TILE_ROW]);
+    }
+}
+END_TEST
+
 START_TEST(every_change_is_found) {
     static uint32_t from[300];
     static uint32_t to[300];
@@ -181,4 +215,4 @@ START_TEST(every_change_is_found) {
 END_TEST
 
 TEST_MAIN("step_table", consecutive_decode_steps_differ_by_few_runs, decode_merges_few_splits, splits_refer_to_their_item,
-          first_pages_equal_the_page_table, every_change_is_found)
+          first_pages_equal_the_page_table, tiles_contain_the_page_tables_of_their_row, every_change_is_found)

@@ -17,7 +17,7 @@
  *   split's entry, a tile's entry contains a copy of the words that describe the page tables of its row.
  * - seals: one entry of FKV_SEAL_WORDS words per page that this step fills in a sealed layer. These pages are sealed before
  *   attention runs.
- * - pages: the page tables of all rows, referenced by FKV_ROW_PAGES and FKV_SPLIT_PAGES.
+ * - pages: the page tables of all rows, referenced by the entries of rows, splits and tiles.
  */
 #ifndef FKV_STEP_WORDS_H
 #define FKV_STEP_WORDS_H
@@ -96,7 +96,7 @@
 #define FKV_TILE_OPEN_PAGES 7
 #define FKV_TILE_OPEN_FIXED 8
 #define FKV_TILE_OPEN_RING 9
-#define FKV_TILE_WORDS 12
+#define FKV_TILE_WORDS 10
 
 /* page to seal */
 #define FKV_SEAL_FROM 0 /* page in the open pool */
