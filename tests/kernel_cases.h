@@ -125,6 +125,10 @@ enum { FIRST_SEALED_CASE = 35 };
  * time, so a block's partner never runs at the same time. The blocks must detect this. */
 enum { LONE_PREFILL_CASE = 42 };
 
+/* Index of a sealed case whose prefill is compiled for a device with too few multiprocessors for a group of blocks, so that
+ * blocks do not share pages. */
+enum { UNSHARED_PREFILL_CASE = 44 };
+
 /* Index of the only latent case whose prefill is also compiled with plain loops: their emulation is the slowest. */
 enum { PLAIN_LATENT_CASE = 56 };
 

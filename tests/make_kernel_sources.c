@@ -83,8 +83,9 @@ static void put_lone_prefill(FILE *file, const fkv_attn_layer *layer) {
 
 /* Writes the Hopper prefill kernel, or the prefill kernel with plain loops for layers that use it on CUDA. The tile code that the
  * kernel needs is part of the decode source. */
-static void put_hopper_prefill(FILE *file, const fkv_attn_layer *layer) {
+static void put_hopper_prefill(FILE *file, uint32_t i, const fkv_attn_layer *layer) {
     put_prefill_shape(file, FKV_KERNEL_HOST, layer);
+    if (i == UNSHARED_PREFILL_CASE) put_number(file, "HOST_PROCESSORS", 0);
     if (fkv_prefill_has_warpgroups(layer)) {
         put_warpgroup_prefill(file, layer);
     } else {
@@ -112,7 +113,7 @@ static void put_simdgroups(FILE *file, uint32_t i, const fkv_attn_layer *layer) 
  * Metal's launch shape. For a sealed layer, the decode source already contains plain_rows and plain_tile, so they are not written
  * again. */
 static void put_variants(FILE *file, uint32_t i, const fkv_attn_layer *layer) {
-    put_hopper_prefill(file, layer);
+    put_hopper_prefill(file, i, layer);
     if (kernel_case_has(i, KERNEL_LONE_PREFILL)) put_lone_prefill(file, layer);
     if (layer->sealed) fputs(fkv_kernel_file_seal, file);
     const bool latent = layer->rope_dim != 0;
