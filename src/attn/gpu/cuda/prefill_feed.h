@@ -69,7 +69,8 @@ FKV_FN void pf_feed_keys(fkv_shared s, const pf_item &x) {
 }
 
 /* Code of the second warpgroup, which unpacks values. The values of a tile are published together with the keys of the next tile,
- * on the same mbarrier. The first thread of the warpgroup starts the copies of packed tiles. */
+ * on the same mbarrier. The first thread of the warpgroup starts the copies of packed tiles, except those that
+ * pf_load_first_tiles() has started. */
 FKV_FN void pf_feed_values(fkv_shared s, const pf_item &x) {
     pf_value_share own = pf_values_of(s);
     int packed = 0;
@@ -96,7 +97,7 @@ FKV_FN void pf_feed_values(fkv_shared s, const pf_item &x) {
         fkv_mbarrier_wait(s, pf_mbarrier(PF_V_EMPTY, stage), phase ^ 1);
         pf_put_values(s, x, tile, stage, packed, own, v);
         /* waits for the keys of the first tile: the next arrival is on the same mbarrier, and must not be counted in its first
-         * phase */
+         * phase. If the block shares tiles, pf_load_shared_values() has already waited. */
         if ((PF_WIDE || (PF_PACKED >= PF_STAGES && !shares)) && tile + 1 == PF_STAGES)
             fkv_mbarrier_wait(s, pf_mbarrier(PF_FULL, 0), 0);
         pf_publish(s, pf_mbarrier(PF_FULL, (int)((tile + 1) % PF_STAGES)));

@@ -67,6 +67,7 @@ constexpr int PF_STAGES = pf_fits(PF_KEYS, 3, 2) ? 3 : pf_fits(PF_KEYS, 2, 1) ? 
 constexpr int PF_LOWS = FKV_K_SEALED && pf_fits(PF_KEYS, PF_STAGES, 2, 2) ? 2 : 1;
 constexpr int PF_PACKED = pf_fits(PF_KEYS, PF_STAGES, 3, PF_LOWS) ? 3 : pf_fits(PF_KEYS, PF_STAGES, 2, PF_LOWS) ? 2 : 1;
 constexpr int PF_K_ROWS = PF_KEYS + PF_MORE_KEYS;
+static_assert(PF_LOWS <= PF_STAGES, "the wait for a buffer of low-order parts relies on the phases of the stages");
 static_assert(!PF_WIDE || (FKV_K_BITS == 4 && FKV_V_BITS == 4), "wide heads support only 4-bit codes");
 static_assert(!FKV_SEALED || (FKV_PAGE_TOKENS == 64 && PF_KEYS == (PF_WIDE ? 32 : 64)),
               "a sealed page must be one tile, or two tiles for wide heads; see fkv_prefill_has_warpgroups()");
@@ -144,10 +145,12 @@ constexpr int PF_AT_MBARRIERS = PF_AT_SUMS + PF_GROUPS * PF_ROWS * 4;
 constexpr int PF_AT_NONFINITE = PF_AT_MBARRIERS + 176; /* one byte per row: 1 if a non-finite value is visible to the row */
 constexpr int PF_AT_WHERE = PF_AT_NONFINITE + PF_ROWS; /* {position, first_row, n_rows} of the block, for pf_mark_rows() */
 constexpr int PF_AT_UNITS = PF_AT_WHERE + 16;          /* array of PF_STAGES + 1 pf_page_unit, for sealed pages */
-constexpr int PF_AT_NUMBER = PF_AT_UNITS + 4 * 144;    /* number of blocks that started before this block (prefill_share.h) */
-constexpr int PF_AT_READY = PF_AT_NUMBER + 4;          /* number of shared tiles known to be in the ring (prefill_share.h) */
-constexpr int PF_AT_SHARED_END = PF_AT_NUMBER + 12;    /* pf_item.shared_end, computed by one thread (prefill_share.h) */
-constexpr int PF_AT_THROUGH = PF_AT_NUMBER + 8;        /* number of shared tiles that are finished (prefill_share.h) */
+/* number of blocks that started before this block; at the end of a block, 1 if it is the last block of the launch, 0 otherwise
+ * (prefill_share.h) */
+constexpr int PF_AT_NUMBER = PF_AT_UNITS + 4 * 144;
+constexpr int PF_AT_READY = PF_AT_NUMBER + 4;       /* number of shared tiles known to be in the ring (prefill_share.h) */
+constexpr int PF_AT_SHARED_END = PF_AT_NUMBER + 12; /* pf_item.shared_end, computed by one thread (prefill_share.h) */
+constexpr int PF_AT_THROUGH = PF_AT_NUMBER + 8;     /* number of shared tiles that are finished (prefill_share.h) */
 constexpr int PF_AT_END = FKV_SEALED ? PF_AT_NUMBER + 16 : PF_AT_UNITS;
 constexpr int PF_OUT_STRIDE =
     FKV_D + 4; /* stride of the output rows, in floats; output rows may overwrite everything before PF_AT_NONFINITE */

@@ -117,13 +117,12 @@ FKV_FN fkv_u32 pf_common_end(const pf_item &x) {
     return page < FKV_OPEN_SPAN || page > PF_TAG - PF_SLOTS ? 1 : page - page % FKV_OPEN_SPAN;
 }
 
-/* Decides which tiles the block shares with its group. Stores the end of the range of shared tiles in shared memory and returns
- * it. Called by one thread. */
-FKV_FN fkv_u32 pf_decide_shared_end(fkv_shared s, const pf_item &x) {
+/* Decides which tiles the block shares with its group, and stores the end of the range of shared tiles in shared memory. Called
+ * by one thread. */
+FKV_FN void pf_decide_shared_end(fkv_shared s, const pf_item &x) {
     fkv_u32 end = pf_common_end(x);
     if (end > 1 && !pf_agree_to_share(x)) end = 1;
     *(fkv_u32 *)(s.base + PF_AT_SHARED_END) = end;
-    return end;
 }
 
 /* Starts the bulk copy of packed page j (tile j + 1), which this block unpacks for the group, to the buffer after the packed
@@ -252,9 +251,10 @@ FKV_FN void pf_release_ring(fkv_shared s, const pf_item &x) {
 /* Resets the control words in device memory if this block is the last one of the launch. Called by all threads when the block
  * ends. */
 FKV_FN void pf_reset_ring(fkv_shared s, const pf_item &x) {
+    if (!PF_SHARES) return;
     fkv_u32 *words = (fkv_u32 *)x.ring;
     fkv_sync();
-    if (!PF_SHARES || fkv_get4(s, PF_AT_NUMBER) == 0) return;
+    if (fkv_get4(s, PF_AT_NUMBER) == 0) return;
     fkv_u32 backoff = fkv_load_acquire(words + PF_BACKOFF_AT);
     fkv_sync();
     fkv_u32 end = pf_may_share(x.table) ? PF_DECISIONS_AT + pf_groups(x.table[FKV_STEP_N_TILES]) * FKV_G : PF_BACKOFF_AT + 1;

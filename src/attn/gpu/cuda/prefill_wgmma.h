@@ -189,7 +189,7 @@ FKV_FN fkv_u32 pf_step_unit(int group, int step) { /* returns the index of the f
 
 /* Numbers of registers per thread in the MMA warpgroups and in the warpgroups that unpack. The sum over all warpgroups must not
  * exceed the initial allocation, which is 504 for three warpgroups and 512 for four. */
-constexpr int PF_REGS_MULTIPLY = FKV_SEALED ? 184 : 216;
+constexpr int PF_REGS_MULTIPLY = FKV_SEALED ? (PF_WIDE ? 192 : 184) : 216;
 constexpr int PF_REGS_UNPACK = FKV_SEALED ? 256 - PF_REGS_MULTIPLY : 504 - 2 * PF_REGS_MULTIPLY;
 
 constexpr int PF_SCORES = PF_WIDE ? PF_K_ROWS : PF_KEYS; /* number of keys, with or without channel offsets, per score product */
@@ -657,8 +657,8 @@ FKV_FN void fkv_attend_prefill(fkv_place place, fkv_u32 *shared, const void *q, 
     fkv_sync();
 #if FKV_SEALED && FKV_PREFILL_SHARERS > 0
     pf_release_ring(s, x);
-#endif
     fkv_sync_warp();
+#endif
     pf_store_outputs(s, x, out);
 #if FKV_SEALED && FKV_PREFILL_SHARERS > 0
     pf_reset_ring(s, x);
