@@ -77,7 +77,8 @@ FKV_FN void fkv_merge_add(const fkv_merge_batch &batch, fkv_u32 n, fkv_u32 lengt
     }
 }
 
-/* Adds the partial results of all splits. `batch` contains the first splits. */
+/* Computes the weighted sum of the partial results of all splits. `batch` contains the first splits. largest: maximum score of
+ * the row. */
 FKV_FN void fkv_merge_splits(const fkv_merge_row &row, fkv_merge_batch batch, float largest, fkv_u32 lane, fkv_lane_row &x) {
     fkv_u32 length = (row.n_splits + FKV_MERGE_RANGES - 1) / FKV_MERGE_RANGES;
     fkv_merge_sums sums = {};

@@ -4,8 +4,8 @@ constexpr int FKV_LANE_QUADS = (FKV_D + 127) / 128;
 
 typedef float fkv_lane_row[FKV_LANE_QUADS][4]; /* channels of a row that one lane holds */
 
-/* Returns the word of FKV_V_SIGNS that contains the lane's channels 128 k + 4 lane to 128 k + 4 lane + 3. The word is selected
- * with masks, because an array with a variable index would be stored in memory. */
+/* Returns the word of FKV_V_SIGNS that contains the signs of the lane's channels 128 k + 4 lane to 128 k + 4 lane + 3. The word
+ * is selected with masks, because an array with a variable index would be stored in local memory. */
 FKV_FN fkv_u32 fkv_lane_signs(fkv_u32 k, fkv_u32 lane) {
     const fkv_u32 signs[] = {FKV_V_SIGNS};
     fkv_u32 word = 0;
@@ -43,20 +43,23 @@ FKV_FN void fkv_lane_unrotate(fkv_u32 lane, fkv_lane_row &x) {
     }
 }
 
+/* Converts two values to the 16-bit type of rows. */
+FKV_FN fkv_u32 fkv_row_pair(float a, float b) {
+    return FKV_ROW_TYPE == 1 ? fkv_pack_f16(a, b) : fkv_bf16_bits(a) | fkv_bf16_bits(b) << 16;
+}
+
 /* Converts a row to the type of `rows` and stores it at rows[at]. */
 FKV_FN void fkv_put_lane_row(void *rows, fkv_u64 at, fkv_u32 lane, const fkv_lane_row &x) {
     FKV_UNROLL
     for (fkv_u32 k = 0; k < FKV_LANE_QUADS; k++) {
         fkv_u32 d = k * 128 + 4 * lane;
         if (d >= FKV_D) continue;
-        if (FKV_ROW_TYPE == 0) {
-            *(fkv_words4 *)((float *)rows + at +
-                            d) = {{fkv_bits_of(x[k][0]), fkv_bits_of(x[k][1]), fkv_bits_of(x[k][2]), fkv_bits_of(x[k][3])}};
-        } else {
-            fkv_u32 bits[4];
-            FKV_UNROLL
-            for (int i = 0; i < 4; i++) bits[i] = FKV_ROW_TYPE == 1 ? fkv_f32_to_f16(x[k][i]) : fkv_bf16_bits(x[k][i]);
-            *(fkv_words2 *)((fkv_u16 *)rows + at + d) = {{bits[0] | bits[1] << 16, bits[2] | bits[3] << 16}};
-        }
+        const float *four = x[k];
+        fkv_words4 words = {{fkv_bits_of(four[0]), fkv_bits_of(four[1]), fkv_bits_of(four[2]), fkv_bits_of(four[3])}};
+        fkv_words2 pairs = {{fkv_row_pair(four[0], four[1]), fkv_row_pair(four[2], four[3])}};
+        if (FKV_ROW_TYPE == 0)
+            *(fkv_words4 *)((float *)rows + at + d) = words;
+        else
+            *(fkv_words2 *)((fkv_u16 *)rows + at + d) = pairs;
     }
 }

@@ -369,9 +369,10 @@ template <class SIDE, fkv_u32 N> FKV_FN void pf_take_open(fkv_shared s, fkv_u32 
     }
 }
 
-/* Stores the keys of an open page, with their low-order parts at low_at. A thread converts eight channels of a key at a time. */
-FKV_FN void pf_put_open_keys(fkv_shared s, fkv_u32 unit_at, int stage, int packed, fkv_u32 low_at) {
+/* Stores the keys of an open page. A thread converts eight channels of a key at a time. */
+FKV_FN void pf_put_open_keys(fkv_shared s, fkv_u32 tile, int stage, int packed) {
     fkv_u32 page = (fkv_u32)(PF_AT_PACKED + packed * PF_PACKED_BYTES), at = (fkv_u32)(PF_AT_K + stage * PF_K_BYTES);
+    fkv_u32 low_at = pf_low_at(tile), unit_at = pf_unit_at(tile);
     for (fkv_u32 i = s.index; i < PF_KEYS * PF_UNITS; i += 128) {
         fkv_u32 unit = i % PF_UNITS, key = i / PF_UNITS;
         float x[8];
@@ -405,7 +406,7 @@ FKV_FN void pf_put_keys(fkv_shared s, const pf_item &x, fkv_u32 tile, int stage,
     /* wait for the matrix products that read the buffer for low-order parts */
     if (tile >= PF_LOWS)
         fkv_mbarrier_wait(s, pf_mbarrier(PF_K_EMPTY, (int)((tile - PF_LOWS) % PF_STAGES)), (tile - PF_LOWS) / PF_STAGES % 2);
-    pf_put_open_keys(s, pf_unit_at(tile), stage, packed, PF_AT_LOW + tile % PF_LOWS * PF_LOW_BYTES);
+    pf_put_open_keys(s, tile, stage, packed);
 }
 
 /* ---- values ---- */

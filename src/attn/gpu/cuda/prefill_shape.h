@@ -67,7 +67,8 @@ constexpr int PF_STAGES = pf_fits(PF_KEYS, 3, 2) ? 3 : pf_fits(PF_KEYS, 2, 1) ? 
 constexpr int PF_LOWS = FKV_K_SEALED && pf_fits(PF_KEYS, PF_STAGES, 2, 2) ? 2 : 1;
 constexpr int PF_PACKED = pf_fits(PF_KEYS, PF_STAGES, 3, PF_LOWS) ? 3 : pf_fits(PF_KEYS, PF_STAGES, 2, PF_LOWS) ? 2 : 1;
 constexpr int PF_K_ROWS = PF_KEYS + PF_MORE_KEYS;
-static_assert(PF_LOWS <= PF_STAGES, "the wait for a buffer of low-order parts relies on the phases of the stages");
+static_assert(PF_LOWS <= PF_STAGES,
+              "a buffer of low-order parts must be reused no later than the stage whose mbarrier protects it");
 static_assert(!PF_WIDE || (FKV_K_BITS == 4 && FKV_V_BITS == 4), "wide heads support only 4-bit codes");
 static_assert(!FKV_SEALED || (FKV_PAGE_TOKENS == 64 && PF_KEYS == (PF_WIDE ? 32 : 64)),
               "a sealed page must be one tile, or two tiles for wide heads; see fkv_prefill_has_warpgroups()");
@@ -287,6 +288,8 @@ struct alignas(16) pf_page_unit {
 static_assert(sizeof(pf_page_unit) == 144 && PF_STAGES <= 3,
               "PF_AT_UNITS reserves 144 bytes per page unit, and PF_AT_MBARRIERS reserves space for at most 3 stages");
 FKV_FN fkv_u32 pf_unit_at(fkv_u32 tile) { return (fkv_u32)PF_AT_UNITS + tile % (PF_STAGES + 1) * (fkv_u32)sizeof(pf_page_unit); }
+/* Returns the offset of the low-order parts of a tile's keys. */
+FKV_FN fkv_u32 pf_low_at(fkv_u32 tile) { return (fkv_u32)PF_AT_LOW + tile % PF_LOWS * (fkv_u32)PF_LOW_BYTES; }
 /* Returns the byte offset of the norms of tokens 2 * pair and 2 * pair + 1 in pf_page_unit. */
 FKV_FN fkv_u32 pf_norms_at(fkv_u32 pair) { return 16 + pair % 4 * 32 + pair / 4 * 4; }
 

@@ -14,10 +14,10 @@
 
 #if FKV_PREFILL_SHARERS > 0
 /* Layout of the device memory. It starts with three counters: the number of blocks that have started, the number of blocks that
- * have ended, and the number of future launches in which blocks must not wait. The counters are followed by PF_RING_WORDS words
- * for each ring (see pf_share), by the decision of each group, and by the slots of all rings. Groups g and g + PF_RINGS use the
- * same ring, one after the other. The words of a ring contain a tag that identifies the group. The last block of a launch
- * decrements the third counter if it is not 0, and resets all other words to 0. */
+ * have finished with the ring, and the number of future launches in which blocks must not wait. The counters are followed by
+ * PF_RING_WORDS words for each ring (see pf_share), by the decision of each group, and by the slots of all rings. Groups g and g
+ * + PF_RINGS use the same ring, one after the other. The words of a ring contain a tag that identifies the group. The last block
+ * of a launch decrements the third counter if it is not 0, and resets all other words to 0. */
 constexpr bool PF_SHARES = FKV_WINDOW == 0 && FKV_R <= PF_ROWS;
 constexpr fkv_u32 PF_SHARERS = FKV_PREFILL_SHARERS, PF_RINGS = FKV_PREFILL_RINGS, PF_SLOTS = FKV_PREFILL_SLOTS;
 constexpr fkv_u32 PF_RING_WORDS = 64, PF_THROUGH_AT = 32;
@@ -29,7 +29,8 @@ constexpr fkv_u32 PF_IMAGE_BYTES = (PF_IMAGE_UNIT + (int)sizeof(pf_page_unit) + 
 constexpr fkv_u32 PF_IMAGES_AT = (PF_DECISIONS_AT + PF_DECISIONS) * 4;
 static_assert(!PF_SHARES || PF_IMAGES_AT + PF_RINGS * PF_SLOTS * PF_IMAGE_BYTES <= FKV_PREFILL_RING_BYTES,
               "fkv_prefill_ring_bytes() is too small");
-static_assert(PF_SHARERS <= PF_SLOTS && PF_SLOTS <= PF_THROUGH_AT, "there must be at least one slot per member");
+static_assert(PF_SHARERS <= PF_SLOTS && PF_SLOTS <= PF_THROUGH_AT,
+              "there must be at least one slot per member, and PF_THROUGH_AT words must hold one word per slot");
 static_assert(PF_SLOTS % PF_FOUR == 0 && PF_SLOTS >= PF_FOUR + PF_STAGES,
               "a ring needs slots for all pages whose offsets are stored together");
 static_assert(PF_DECISIONS / PF_RINGS + 2 < PF_TAGS, "there must be a tag for every group that uses a ring");
@@ -41,7 +42,7 @@ struct pf_share {
     fkv_u32 *ready, *through;
     fkv_u8 *images;
     fkv_u32 member, n_members;
-    fkv_u32 n_before; /* number of members of the group that used the ring before this group */
+    fkv_u32 n_before; /* number of members of the previous group on this ring, or 0 */
     fkv_u32 tag;
 };
 
@@ -72,7 +73,8 @@ FKV_FN pf_share pf_share_of(const pf_item &x) {
     return share;
 }
 
-/* Returns the block's place in the grid. If the layer shares pages, places are assigned in the order in which blocks start. */
+/* Returns the block's place in the grid. If the layer shares pages (PF_SHARES), places are assigned in the order in which blocks
+ * start. Called by all threads. */
 FKV_FN fkv_place pf_take_number(fkv_shared s, fkv_place place, const void *ring, const fkv_u32 *table) {
     if (!PF_SHARES) return place;
     fkv_u32 *number = (fkv_u32 *)(s.base + PF_AT_NUMBER);
@@ -87,7 +89,8 @@ FKV_FN fkv_place pf_take_number(fkv_shared s, fkv_place place, const void *ring,
 /* Returns true if the group shares its pages, which requires that all members have started. Called by one thread of the block.
  * The first member that stops waiting, or finds that all members have started, stores the group's decision. All members follow
  * this decision, so no member relies on another member that has stopped waiting. After a timeout, blocks do not wait during the
- * next PF_BACKOFF launches, because the process may be limited to a part of the device (MPS). */
+ * next PF_BACKOFF launches, because the process may be limited to a part of the device (MPS). In these launches, a group shares
+ * pages only if the first member to decide finds that all members have started; otherwise, the count starts again. */
 constexpr fkv_u32 PF_DECIDED_SHARE = 1, PF_DECIDED_ALONE = 2, PF_BACKOFF = 256;
 FKV_FN bool pf_agree_to_share(const pf_item &x) {
     fkv_u32 *words = (fkv_u32 *)x.ring, *decision = words + PF_DECISIONS_AT + pf_group_of(x);
@@ -125,8 +128,8 @@ FKV_FN void pf_decide_shared_end(fkv_shared s, const pf_item &x) {
     *(fkv_u32 *)(s.base + PF_AT_SHARED_END) = end;
 }
 
-/* Starts the bulk copy of packed page j (tile j + 1), which this block unpacks for the group, to the buffer after the packed
- * tiles. Called by one thread. */
+/* Starts the bulk copy of shared page j (tile j + 1 of the sequence), which this block unpacks for the group, to the buffer after
+ * the packed tiles. Called by one thread. */
 FKV_FN void pf_load_page_to_share(fkv_shared s, const pf_item &x, fkv_u32 j) {
     fkv_u32 mbarrier = pf_mbarrier(PF_TO_SHARE_FULL, 0);
     fkv_bulk_copy_begin(s, mbarrier, FKV_BLOCK_BYTES);
@@ -175,7 +178,7 @@ FKV_FN void pf_unpack_shared_pages(fkv_shared s, const pf_item &x, const pf_key_
     }
 }
 
-/* The next four functions copy shared pages from the ring in device memory to the stages in shared memory. Separate threads poll
+/* The next four functions move shared pages from the ring in device memory to the stages in shared memory. Separate threads poll
  * for pages, load keys, load values and release pages, so that only the polling thread waits for loads from device memory. */
 FKV_FN void pf_watch_shared_pages(fkv_shared s, const pf_item &x) {
     pf_share share = pf_share_of(x);
@@ -196,7 +199,7 @@ FKV_FN void pf_release_shared_pages(fkv_shared s, const pf_item &x) {
 }
 
 /* Copies the keys of all shared tiles to the stages. Called by one thread. For each tile, this thread arrives at the mbarrier on
- * behalf of the four warps that would otherwise unpack the tile. */
+ * behalf of the four warps that would otherwise unpack the tile; fkv_bulk_copy_begin() is one of the four arrivals. */
 FKV_FN void pf_load_shared_keys(fkv_shared s, const pf_item &x) {
     const fkv_u8 *images = pf_share_of(x).images;
     for (fkv_u32 tile = 1; tile < x.shared_end; tile++) {
@@ -235,8 +238,8 @@ FKV_FN void pf_load_shared_values(fkv_shared s, const pf_item &x) {
     }
 }
 
-/* Releases the ring slots that the block has used, and increments the number of blocks that have finished using the ring. Called
- * by all threads after the last shared tile has been processed. */
+/* Waits for the previous group on the ring, marks this block as finished with the ring, and increments the number of such blocks.
+ * Called by all threads after the last shared tile has been processed. */
 FKV_FN void pf_release_ring(fkv_shared s, const pf_item &x) {
     if (s.index != 0 || !PF_SHARES) return;
     if (pf_may_share(x.table)) {

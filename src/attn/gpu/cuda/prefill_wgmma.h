@@ -403,7 +403,7 @@ FKV_FN void pf_score(fkv_shared s, const pf_item &item, fkv_u32 tile, fkv_u32 ke
         FKV_UNROLL for (int i = 0; i < 2; i++) r.offset[i] = x[PF_KEYS / 2 + 2 * i] + x[PF_KEYS / 2 + 2 * i + 1];
     if (!open) return;
     fkv_wg_begin();
-    k_at = s.unit + PF_AT_LOW / 16 + tile % PF_LOWS * (PF_LOW_BYTES / 16);
+    k_at = s.unit + pf_low_at(tile) / 16;
     if (PF_WIDE) k_at |= fkv_zero(s), r.q_at |= fkv_zero(s); /* the addresses of the first products must not be kept */
     pf_issue_products<PF_SCORES, PF_KEYS, true>(s, 0, k_at, r, x);
     fkv_wg_wait<0>();
