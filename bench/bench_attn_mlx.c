@@ -3,9 +3,11 @@
  * Results are verified first. The reference result is computed by MLX: it quantizes and dequantizes the same rows that flatkv
  * writes on the device, and computes attention in float32. A case whose result is outside the tolerance is not timed.
  *
- * Each case is timed in two ways. Chained: one evaluation contains many calls, each of which reads the result of the previous
- * call; the time of the evaluation is divided by the number of calls. Single: each evaluation contains one call, so the time
- * includes the evaluation overhead of MLX. Two other implementations are timed in the same way: MLX's
+ * Each case is timed in three ways. Chained: one evaluation contains many calls, each of which reads the result of the previous
+ * call; the time of the evaluation is divided by the number of calls. No kernel runs before the graph of all calls is built. In
+ * parts: the same chain, but every PART_CALLS calls are submitted with mlx_async_eval(), as the model runner does, so the device
+ * computes while the host builds the next calls. Single: each evaluation contains one call, so the time includes the evaluation
+ * overhead of MLX. Two other implementations are timed in the same way: MLX's
  * scaled_dot_product_attention in bf16 and, except for latent layers, the quantized method of mlx-lm (quantized_matmul, softmax,
  * quantized_matmul). In a chain over a latent layer, both sides append the RoPE channels of the queries to each output. The
  * read bandwidth of the device is measured before the first and after the last case. Extra memory is MLX's peak memory during
@@ -27,7 +29,7 @@
 /* Tolerance that allows for a different order of float32 additions and for rounding the result to float16. */
 static const double TOLERANCE = 2e-3;
 
-enum { PAGE_TOKENS = 64, FILL_TOKENS = 512, MAX_ROUNDS = 200, MAX_LENGTHS = 16, MAX_RESULTS = 256 };
+enum { PAGE_TOKENS = 64, FILL_TOKENS = 512, PART_CALLS = 4, MAX_ROUNDS = 200, MAX_LENGTHS = 16, MAX_RESULTS = 256 };
 static const double CHAIN_US = 5e4;
 static const uint64_t CHAIN_BYTES = UINT64_C(16) << 30;
 
@@ -87,6 +89,7 @@ typedef struct mlx_result {
     bool right;
     double error; /* NAN for MLX's own implementations, which are not verified */
     double us_chained;
+    double us_in_parts; /* chained calls, submitted in parts */
     double us_single;
     double joules;    /* energy per call in a chain, or NAN if it was not measured */
     uint32_t n_chain; /* number of calls in a chain */
@@ -507,11 +510,22 @@ static uint32_t chain_of(const mlx_bench *b, const mlx_result *r) {
     return n < 1 ? 1 : (uint32_t)n;
 }
 
-/* Evaluates a chain of r->n_chain calls and returns its time in seconds. */
-static double run_chain(mlx_bench *b, attend_fn attend, mlx_array q, const mlx_result *r) {
+/* Starts the evaluation of x. The device then computes while the host builds the next calls. */
+static void submit(mlx_bench *b, mlx_array x) {
+    mlx_vector_array wanted = mlx_vector_array_new_value(x);
+    if (mlx_async_eval(wanted) != 0) b->g.failed = true;
+    (void)mlx_vector_array_free(wanted);
+}
+
+/* Evaluates a chain of r->n_chain calls and returns its time in seconds. If in_parts is true, every PART_CALLS calls are
+ * submitted before the next calls are built. */
+static double run_chain(mlx_bench *b, attend_fn attend, mlx_array q, const mlx_result *r, bool in_parts) {
     const double start = kit_seconds();
     mlx_array x = q;
-    for (uint32_t n = 0; n < r->n_chain; n++) x = attend(b, x);
+    for (uint32_t n = 0; n < r->n_chain; n++) {
+        x = attend(b, x);
+        if (in_parts && (n + 1) % PART_CALLS == 0) submit(b, x);
+    }
     fkv_mlx_eval_one(&b->g, x);
     const double seconds = kit_seconds() - start;
     fkv_mlx_graph_release(&b->g, 0);
@@ -525,12 +539,21 @@ static double joules_per_call(mlx_bench *b, attend_fn attend, mlx_array q, const
     uint64_t n_calls = 0;
     const double before = bench_energy_joules(&b->energy);
     for (const double start = kit_seconds(); kit_seconds() - start < b->energy_seconds; n_calls += r->n_chain)
-        (void)run_chain(b, attend, q, r);
+        (void)run_chain(b, attend, q, r, false);
     return (bench_energy_joules(&b->energy) - before) / (double)n_calls;
 }
 
-/* Measures the time per call of one attention function, in a chain and alone, its extra memory and its energy. q is the evaluated
- * input of the function. */
+/* Returns the median time per call of several chains, in microseconds. The first chain is a warm-up and is not counted. */
+static double chained_us(mlx_bench *b, attend_fn attend, mlx_array q, const mlx_result *r, bool in_parts) {
+    enum { N_CHAINS = 5 };
+    double times[N_CHAINS];
+    (void)run_chain(b, attend, q, r, in_parts);
+    for (int i = 0; i < N_CHAINS; i++) times[i] = run_chain(b, attend, q, r, in_parts) / r->n_chain;
+    return kit_spread_of(times, N_CHAINS).p50 * 1e6;
+}
+
+/* Measures the time per call of one attention function (chained, in parts and alone), its extra memory and its energy. q is the
+ * evaluated input of the function. */
 static void measure(mlx_bench *b, attend_fn attend, mlx_array q, mlx_result *r) {
     fkv_mlx_graph *g = &b->g;
     double times[MAX_ROUNDS];
@@ -551,12 +574,8 @@ static void measure(mlx_bench *b, attend_fn attend, mlx_array q, mlx_result *r) 
     const size_t peak = memory(mlx_get_peak_memory);
     r->extra_bytes = peak > before ? peak - before : 0;
     r->n_chain = chain_of(b, r);
-    const uint32_t n_chains = 5;
-    for (uint32_t i = 0; i < n_chains + 1; i++) {
-        const double seconds = run_chain(b, attend, q, r);
-        if (i > 0) times[i - 1] = seconds / r->n_chain;
-    }
-    r->us_chained = kit_spread_of(times, n_chains).p50 * 1e6;
+    r->us_chained = chained_us(b, attend, q, r, false);
+    r->us_in_parts = chained_us(b, attend, q, r, true);
     r->joules = joules_per_call(b, attend, q, r);
     (void)mlx_clear_cache();
 }
@@ -591,8 +610,9 @@ static void add_result(mlx_bench *b, const mlx_result *r) {
         (void)fprintf(b->text, "  WRONG: relative L2 error %.1e\n", r->error);
         return;
     }
-    (void)fprintf(b->text, " %10.1f us chained %10.1f us single %6.1f %% of the roof, +%s", r->us_chained, r->us_single,
-                  100 * (double)r->bytes / r->us_chained * 1e6 / b->roof, bench_bytes((double)r->extra_bytes, extra));
+    (void)fprintf(b->text, " %10.1f us chained %10.1f us in parts %10.1f us single %6.1f %% of the roof, +%s", r->us_chained,
+                  r->us_in_parts, r->us_single, 100 * (double)r->bytes / r->us_chained * 1e6 / b->roof,
+                  bench_bytes((double)r->extra_bytes, extra));
     if (!isnan(r->joules)) (void)fprintf(b->text, ", %.3g mJ", r->joules * 1e3);
     if (!isnan(r->error)) (void)fprintf(b->text, ", error %.1e", r->error);
     (void)fputc('\n', b->text);
@@ -693,6 +713,7 @@ static int write_json(const mlx_bench *b, const char *device_name) {
         kit_json_real(json, "error_l2", r->error);
         kit_json_integer(json, "chained_calls", r->n_chain);
         kit_json_real(json, "us_chained", r->right ? r->us_chained : NAN);
+        kit_json_real(json, "us_in_parts", r->right ? r->us_in_parts : NAN);
         kit_json_real(json, "us_single", r->right ? r->us_single : NAN);
         kit_json_real(json, "joules", r->right ? r->joules : NAN);
         kit_json_integer(json, "bytes", r->bytes);
