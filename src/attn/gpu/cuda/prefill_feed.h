@@ -1,8 +1,8 @@
 /* Part of the prefill kernel in prefill_wgmma.h: code of the warpgroups that unpack tiles. For sealed pages, the first two
- * warpgroups of the thread block unpack tiles. Otherwise, only the first warpgroup unpacks tiles. Packed tiles are loaded with
- * bulk copies, PF_PACKED tiles ahead. prefill_unpack.h or prefill_sealed.h unpacks them one after another into stages (buffers in
- * shared memory). A sealed page that several blocks need is unpacked only once (prefill_share.h). One fence per tile makes the
- * keys of this tile and the values of the previous tile visible to the matrix products. */
+ * warpgroups of the thread block unpack all tiles except the first. Otherwise, only the first warpgroup unpacks tiles. Packed
+ * tiles are loaded with bulk copies, PF_PACKED tiles ahead. prefill_unpack.h or prefill_sealed.h unpacks them one after another
+ * into stages (buffers in shared memory). A sealed page that several blocks need is unpacked only once (prefill_share.h). One
+ * fence per tile makes the keys of this tile and the values of the previous tile visible to the matrix products. */
 /* Makes this warp's stores visible to the matrix products of threads that wait for the mbarrier, and then arrives at the
  * mbarrier. */
 FKV_FN void pf_publish(fkv_shared s, fkv_u32 mbarrier) {
@@ -37,21 +37,42 @@ FKV_FN fkv_u32 pf_tile_page(const pf_item &x, fkv_u32 i) {
 }
 
 #if FKV_SEALED
+/* Unpacks the first tile. Called by the MMA warpgroups, which would otherwise wait for it: the first one unpacks keys, the second
+ * one values. Meanwhile, the other warpgroups unpack the first page for the group, or the second tile. */
+FKV_FN void pf_unpack_first_tile(fkv_shared s, const pf_item &x) {
+    fkv_shared team = s;
+    team.index = s.index % 128;
+    fkv_mbarrier_wait(s, pf_mbarrier(PF_PACKED_FULL, 0), 0);
+    if (s.index / 128 == PF_FEEDERS) {
+        pf_key_share own = pf_keys_of(team);
+        pf_taken_keys k;
+        pf_take_keys(team, own, 0, k);
+        pf_put_keys(team, x, 0, 0, 0, own, k);
+    } else {
+        pf_value_share own = pf_values_of(team);
+        pf_taken_values v;
+        pf_take_values(team, own, 0, v);
+        pf_put_values(team, x, 0, 0, 0, own, v);
+    }
+    pf_publish(s, pf_mbarrier(PF_FULL, 0));
+    if (s.index % 32 == 0) fkv_mbarrier_arrive(s, pf_mbarrier(PF_PACKED_EMPTY, 0));
+}
+
 /* Code of the first warpgroup, which unpacks keys. */
 FKV_FN void pf_feed_keys(fkv_shared s, const pf_item &x) {
     pf_key_share own = pf_keys_of(s);
-    int packed = 0;
-    fkv_u32 packed_phase = 0;
-    for (fkv_u32 i = 0; i < pf_n_own(x); i++) {
+    int packed = 1 % PF_PACKED;
+    fkv_u32 packed_phase = 1 / PF_PACKED;
 #if FKV_PREFILL_SHARERS > 0
-        /* The first page for the group is unpacked before the block's first tile, because other blocks wait for it. */
-        if (i <= 1 && x.shared_end > 1) pf_unpack_shared_pages(s, x, own, i, i == 0 ? 1 : x.shared_end);
-        if (i == 1 && x.shared_end > 1) {
-            fkv_sync_warp();
-            /* wait until the last shared tiles have been processed, because an mbarrier distinguishes only two phases */
-            fkv_sync_team(3, 256);
-        }
+    if (x.group_end > 1) {
+        pf_share_first_keys(s, x, own);
+        pf_share_later_pages(s, x, own);
+        fkv_sync_warp();
+        /* wait until the last shared tiles have been processed, because an mbarrier distinguishes only two phases */
+        fkv_sync_team(3, 256);
+    }
 #endif
+    for (fkv_u32 i = 1; i < pf_n_own(x); i++) {
         fkv_u32 tile = pf_own_tile(x, i), phase = tile / PF_STAGES % 2;
         int stage = (int)(tile % PF_STAGES);
         fkv_mbarrier_wait(s, pf_mbarrier(PF_PACKED_FULL, packed), packed_phase);
@@ -68,27 +89,49 @@ FKV_FN void pf_feed_keys(fkv_shared s, const pf_item &x) {
     pf_publish(s, pf_mbarrier(PF_FULL, stage)); /* publishes the values of the last tile */
 }
 
+/* Starts copying the packed tile that will be stored in the buffer of the block's i-th own tile, as soon as this buffer is empty.
+ * Called by one thread. */
+FKV_FN void pf_load_next_tile(fkv_shared s, const pf_item &x, fkv_u32 i, int packed, fkv_u32 packed_phase, fkv_u32 page) {
+    if (i + PF_PACKED >= pf_n_own(x)) return;
+    fkv_mbarrier_wait(s, pf_mbarrier(PF_PACKED_EMPTY, packed), packed_phase);
+    pf_load_packed_tile(s, x, pf_first_key(x, pf_own_tile(x, i + PF_PACKED)), page, packed);
+}
+
 /* Code of the second warpgroup, which unpacks values. The values of a tile are published together with the keys of the next tile,
- * on the same mbarrier. The first thread of the warpgroup starts the copies of packed tiles, except those that
- * pf_load_first_tiles() has started. */
+ * on the same mbarrier. The first thread of the warpgroup starts the copies of all packed tiles except the first. */
 FKV_FN void pf_feed_values(fkv_shared s, const pf_item &x) {
     pf_value_share own = pf_values_of(s);
-    int packed = 0;
-    fkv_u32 packed_phase = 0;
-    fkv_u32 page = pf_tile_page(x, PF_PACKED); /* page of the tile that will be copied to the current tile's buffer */
-    bool shares = x.shared_end > 1;
-    pf_publish(s, pf_mbarrier(PF_FULL, 0)); /* publishes the keys of the first tile */
-    for (fkv_u32 i = 0; i < pf_n_own(x); i++) {
+    int packed = 1 % PF_PACKED;
+    fkv_u32 packed_phase = 1 / PF_PACKED;
+    if (s.index == 128) {
 #if FKV_PREFILL_SHARERS > 0
-        if (i == 1 && x.shared_end > 1) {
-            if (s.index == 128) pf_load_shared_keys(s, x);
-            if (s.index == 224) pf_load_shared_values(s, x);
-            if (s.index == 160) pf_watch_shared_pages(s, x);
-            if (s.index == 192) pf_release_shared_pages(s, x);
-            fkv_sync_warp();
-            fkv_sync_team(3, 256);
-        }
+        pf_load_first_page_to_share(s, x);
 #endif
+        pf_load_first_tiles(s, x, 1, PF_PACKED);
+    }
+    fkv_sync_warp();
+    /* The next arrivals at the mbarrier of stage 0 must not be counted in its first phase, which ends when the first tile is
+     * published. */
+    if (PF_STAGES == 1) fkv_mbarrier_wait(s, pf_mbarrier(PF_FULL, 0), 0);
+    /* the values of the first tile have been published together with its keys */
+    if (s.index % 32 == 0) fkv_mbarrier_arrive(s, pf_mbarrier(PF_FULL, 1 % PF_STAGES));
+#if FKV_PREFILL_SHARERS > 0
+    if (x.group_end > 1) pf_share_first_values(s, x, own);
+#endif
+    if (s.index == 128) pf_load_next_tile(s, x, 0, 0, 0, pf_tile_page(x, PF_PACKED));
+    fkv_sync_warp();
+#if FKV_PREFILL_SHARERS > 0
+    if (x.group_end > 1) {
+        if (s.index == 128) pf_load_shared_keys(s, x);
+        if (s.index == 224) pf_load_shared_values(s, x);
+        if (s.index == 160) pf_watch_shared_pages(s, x);
+        if (s.index == 192) pf_release_shared_pages(s, x);
+        fkv_sync_warp();
+        fkv_sync_team(3, 256);
+    }
+#endif
+    fkv_u32 page = pf_tile_page(x, 1 + PF_PACKED); /* page of the tile that will be copied to the current tile's buffer */
+    for (fkv_u32 i = 1; i < pf_n_own(x); i++) {
         fkv_u32 tile = pf_own_tile(x, i), phase = tile / PF_STAGES % 2;
         int stage = (int)(tile % PF_STAGES);
         fkv_mbarrier_wait(s, pf_mbarrier(PF_PACKED_FULL, packed), packed_phase);
@@ -96,18 +139,12 @@ FKV_FN void pf_feed_values(fkv_shared s, const pf_item &x) {
         pf_take_values(s, own, packed, v);
         fkv_mbarrier_wait(s, pf_mbarrier(PF_V_EMPTY, stage), phase ^ 1);
         pf_put_values(s, x, tile, stage, packed, own, v);
-        /* waits for the keys of the first tile: the next arrival is on the same mbarrier, and must not be counted in its first
-         * phase. If the block shares tiles, pf_load_shared_values() has already waited. */
-        if ((PF_WIDE || (PF_PACKED >= PF_STAGES && !shares)) && tile + 1 == PF_STAGES)
-            fkv_mbarrier_wait(s, pf_mbarrier(PF_FULL, 0), 0);
+        if (tile + 1 == PF_STAGES) fkv_mbarrier_wait(s, pf_mbarrier(PF_FULL, 0), 0); /* see above */
         pf_publish(s, pf_mbarrier(PF_FULL, (int)((tile + 1) % PF_STAGES)));
         fkv_u32 next_page = 0;
         if (s.index < 160) next_page = pf_tile_page(x, i + 1 + PF_PACKED);
         if (s.index % 32 == 0) fkv_mbarrier_arrive(s, pf_mbarrier(PF_PACKED_EMPTY, packed));
-        if (s.index == 128 && i + PF_PACKED < pf_n_own(x)) {
-            fkv_mbarrier_wait(s, pf_mbarrier(PF_PACKED_EMPTY, packed), packed_phase);
-            pf_load_packed_tile(s, x, pf_first_key(x, pf_own_tile(x, i + PF_PACKED)), page, packed);
-        }
+        if (s.index == 128) pf_load_next_tile(s, x, i, packed, packed_phase, page);
         fkv_sync_warp(); /* reconverge the lanes of the first warp */
         page = next_page;
         if (++packed == PF_PACKED) packed = 0, packed_phase ^= 1;

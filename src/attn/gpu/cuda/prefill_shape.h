@@ -182,7 +182,8 @@ struct pf_item {
     fkv_u8 *ring; /* device memory shared between blocks; see prefill_share.h */
     const fkv_u32 *table;
     fkv_u32 number;     /* index of the query tile in the step table */
-    fkv_u32 shared_end; /* tiles [1, shared_end) of keys are shared between blocks; 1 means that no tile is shared */
+    fkv_u32 shared_end; /* the block reads tiles [1, shared_end) from the ring; 1 means none */
+    fkv_u32 group_end;  /* the group unpacks pages [1, group_end) into the ring, of which some members need only a part */
 #endif
     fkv_u32 first_token; /* index of the query tile's first token among the step's tokens */
     fkv_u32 head;
@@ -217,7 +218,7 @@ FKV_FN pf_item pf_item_at(const fkv_u8 *pool FKV_OPEN_POOL, const fkv_u32 *table
     x.ring = (fkv_u8 *)ring;
     x.table = table;
     x.number = tile_number;
-    x.shared_end = 1;
+    x.shared_end = x.group_end = 1;
 #endif
     x.first_token = tile[FKV_TILE_FIRST_TOKEN];
     x.head = head;
@@ -252,12 +253,16 @@ FKV_FN bool pf_is_open(const pf_item &x, fkv_u32 logical) { return fkv_reads_ope
 constexpr fkv_u32 PF_FOUR = 4;
 static_assert(!FKV_SEALED || PF_MORE_KEYS == 2 * PF_FOUR, "there must be two offset keys per page");
 
+FKV_FN fkv_u32 pf_sealed_page_at(const pf_item &x, fkv_u32 logical) {
+    return x.pages[logical < x.n_fixed ? logical : x.n_fixed + (logical - x.n_fixed) % x.n_ring];
+}
+
 FKV_FN fkv_u32 pf_page_at(const pf_item &x, fkv_u32 logical) {
 #if FKV_SEALED
     if (pf_is_open(x, logical))
         return x.open_pages[logical < x.n_open_fixed ? logical : x.n_open_fixed + (logical - x.n_open_fixed) % x.n_open_ring];
 #endif
-    return x.pages[logical < x.n_fixed ? logical : x.n_fixed + (logical - x.n_fixed) % x.n_ring];
+    return pf_sealed_page_at(x, logical);
 }
 
 /* ---- non-finite values ---- */

@@ -109,24 +109,40 @@ FKV_FN bool pf_agree_to_share(const pf_item &x) {
     return (before == 0 ? own : before) == PF_DECIDED_SHARE;
 }
 
-/* Returns the end of the range of tiles that the group can share. The range starts at tile 1 and contains the sealed pages that
- * all members of the group need. Returns 1 if the range is empty. */
+/* Returns the end of the range of sealed pages that the queries at `position` read. The range starts at page 1 and is empty if
+ * the end is 1. */
+FKV_FN fkv_u32 pf_sealed_end(fkv_u32 position) {
+    fkv_u32 page = position / FKV_PAGE_TOKENS;
+    return page < FKV_OPEN_SPAN ? 1 : page - page % FKV_OPEN_SPAN;
+}
+
+/* Returns the end of the range of pages that the group can share, which are the sealed pages that its last member needs. Returns
+ * 1 if the range is empty. */
 FKV_FN fkv_u32 pf_common_end(const pf_item &x) {
     if (!pf_may_share(x.table)) return 1;
     fkv_u32 first = x.number - x.number % PF_SHARERS, n = pf_members(x.table[FKV_STEP_N_TILES], first);
-    const fkv_u32 *tile = x.table + x.table[FKV_STEP_TILES] + first * FKV_TILE_WORDS;
-    if (tile[FKV_TILE_ROW] != tile[(n - 1) * FKV_TILE_WORDS + FKV_TILE_ROW] || (n == 1 && PF_SHARERS > 1)) return 1;
-    fkv_u32 page = tile[FKV_TILE_POSITION] / FKV_PAGE_TOKENS;
-    return page < FKV_OPEN_SPAN || page > PF_TAG - PF_SLOTS ? 1 : page - page % FKV_OPEN_SPAN;
+    const fkv_u32 *tile = x.table + x.table[FKV_STEP_TILES] + first * FKV_TILE_WORDS, *last = tile + (n - 1) * FKV_TILE_WORDS;
+    if (tile[FKV_TILE_ROW] != last[FKV_TILE_ROW] || (n == 1 && PF_SHARERS > 1)) return 1;
+    /* sharing so few pages would take longer than unpacking them in every block */
+    if (pf_sealed_end(tile[FKV_TILE_POSITION]) == 1) return 1;
+    fkv_u32 end = pf_sealed_end(last[FKV_TILE_POSITION]);
+    return end > PF_TAG - PF_SLOTS ? 1 : end;
 }
 
-/* Decides which tiles the block shares with its group, and stores the end of the range of shared tiles in shared memory. Called
- * by one thread. */
+/* Decides which pages the group shares, and stores x.shared_end and x.group_end in shared memory. Called by one thread. */
 FKV_FN void pf_decide_shared_end(fkv_shared s, const pf_item &x) {
     fkv_u32 end = pf_common_end(x);
     if (end > 1 && !pf_agree_to_share(x)) end = 1;
-    *(fkv_u32 *)(s.base + PF_AT_SHARED_END) = end;
+    fkv_u32 own = end > 1 ? pf_sealed_end(x.position) : 1;
+    *(fkv_u32 *)(s.base + PF_AT_SHARED_END) = own + (end - own) * PF_TAG;
 }
+FKV_FN void pf_take_shared_end(fkv_shared s, pf_item &x) {
+    fkv_u32 word = fkv_get4(s, PF_AT_SHARED_END);
+    x.shared_end = word % PF_TAG;
+    x.group_end = x.shared_end + word / PF_TAG;
+}
+
+FKV_FN fkv_image pf_image(const pf_share &share, fkv_u32 j) { return {share.images + j % PF_SLOTS * PF_IMAGE_BYTES}; }
 
 /* Starts the bulk copy of shared page j (tile j + 1 of the sequence), which this block unpacks for the group, to the buffer after
  * the packed tiles. Called by one thread. */
@@ -134,7 +150,7 @@ FKV_FN void pf_load_page_to_share(fkv_shared s, const pf_item &x, fkv_u32 j) {
     fkv_u32 mbarrier = pf_mbarrier(PF_TO_SHARE_FULL, 0);
     fkv_bulk_copy_begin(s, mbarrier, FKV_BLOCK_BYTES);
     fkv_bulk_copy(s, mbarrier, (fkv_u32)(PF_AT_PACKED + PF_PACKED * PF_PACKED_BYTES),
-                  x.pool + (fkv_u64)pf_page_at(x, j + 1) * (FKV_G * (fkv_u64)FKV_BLOCK_BYTES), FKV_BLOCK_BYTES);
+                  x.pool + (fkv_u64)pf_sealed_page_at(x, j + 1) * (FKV_G * (fkv_u64)FKV_BLOCK_BYTES), FKV_BLOCK_BYTES);
     fkv_bulk_copy_end(s, mbarrier);
 }
 
@@ -149,32 +165,65 @@ FKV_FN void pf_wait_for_slot(fkv_shared s, const pf_share &share, fkv_u32 j) {
 /* Starts copying the first page that this block unpacks for the group. Called by one thread. */
 FKV_FN void pf_load_first_page_to_share(fkv_shared s, const pf_item &x) {
     fkv_u32 member = x.number % PF_SHARERS;
-    if (member + 1 < x.shared_end) pf_load_page_to_share(s, x, member);
+    if (member + 1 < x.group_end) pf_load_page_to_share(s, x, member);
 }
 
-/* Unpacks pages into the ring. In its i-th turn, a member unpacks page i * n_members + member. Executes the turns [turn, end),
- * or fewer if there are no more pages. Called by the warpgroup that unpacks keys. */
-FKV_FN void pf_unpack_shared_pages(fkv_shared s, const pf_item &x, const pf_key_share &keys, fkv_u32 turn, fkv_u32 end) {
+/* Unpacks the keys (or the values, respectively) of page j from the buffer of pf_load_page_to_share() into the ring. Called by a
+ * warpgroup. */
+FKV_FN void pf_share_keys(fkv_shared s, const pf_share &share, fkv_u32 j, const pf_key_share &own) {
+    fkv_image to = pf_image(share, j), first = pf_image(share, j / PF_FOUR * PF_FOUR);
+    pf_taken_keys k;
+    pf_take_keys(s, own, PF_PACKED, k);
+    pf_put_sealed_keys(s, to, 0, PF_IMAGE_UNIT, pf_offsets_at<fkv_image>{first, 0, j % PF_FOUR}, 0, own, k);
+}
+FKV_FN void pf_share_values(fkv_shared s, const pf_share &share, fkv_u32 j, const pf_value_share &own) {
+    pf_taken_values v;
+    pf_take_values(s, own, PF_PACKED, v);
+    pf_put_sealed_values(pf_image(share, j), PF_K_BYTES, own, v);
+}
+
+/* Marks page j as available, after all threads of the team have unpacked their parts, and starts copying the next page that this
+ * block unpacks. */
+FKV_FN void pf_offer_page(fkv_shared s, const pf_item &x, const pf_share &share, fkv_u32 j, fkv_u32 team, fkv_u32 n_threads) {
+    fkv_publish_image();
+    fkv_sync_warp();
+    fkv_sync_team(team, n_threads);
+    if (s.index != 0) return;
+    fkv_store_release(share.ready + j % PF_SLOTS, share.tag + j + 1);
+    if (j + share.n_members + 1 < x.group_end) pf_load_page_to_share(s, x, j + share.n_members);
+}
+
+/* The next two functions unpack the first page that this block unpacks for the group, one function for each unpacking warpgroup.
+ * Both warpgroups take part, because other blocks wait for the page. */
+FKV_FN void pf_share_first_keys(fkv_shared s, const pf_item &x, const pf_key_share &own) {
+    pf_share share = pf_share_of(x);
+    if (share.member + 1 >= x.group_end) return;
+    fkv_mbarrier_wait(s, pf_mbarrier(PF_TO_SHARE_FULL, 0), 0);
+    pf_wait_for_slot(s, share, share.member);
+    pf_share_keys(s, share, share.member, own);
+    pf_offer_page(s, x, share, share.member, 4, 256);
+}
+FKV_FN void pf_share_first_values(fkv_shared s, const pf_item &x, const pf_value_share &own) {
+    pf_share share = pf_share_of(x);
+    if (share.member + 1 >= x.group_end) return;
+    fkv_mbarrier_wait(s, pf_mbarrier(PF_TO_SHARE_FULL, 0), 0);
+    pf_wait_for_slot(s, share, share.member);
+    pf_share_values(s, share, share.member, own);
+    pf_offer_page(s, x, share, share.member, 4, 256);
+}
+
+/* Unpacks all other pages that this block unpacks for the group: page i * n_members + member in the i-th turn. Called by the
+ * warpgroup that unpacks keys. */
+FKV_FN void pf_share_later_pages(fkv_shared s, const pf_item &x, const pf_key_share &keys) {
     pf_share share = pf_share_of(x);
     pf_value_share values = pf_values_of(s);
-    fkv_u32 n = x.shared_end - 1;
-    for (fkv_u32 j = share.member + turn * share.n_members; j < n && turn < end; j += share.n_members, turn++) {
-        fkv_image to = {share.images + j % PF_SLOTS * PF_IMAGE_BYTES};
+    fkv_u32 turn = 1;
+    for (fkv_u32 j = share.member + share.n_members; j + 1 < x.group_end; j += share.n_members, turn++) {
         fkv_mbarrier_wait(s, pf_mbarrier(PF_TO_SHARE_FULL, 0), turn % 2);
         pf_wait_for_slot(s, share, j);
-        pf_taken_keys k;
-        pf_take_keys(s, keys, PF_PACKED, k);
-        fkv_image first = {share.images + j / PF_FOUR * PF_FOUR % PF_SLOTS * PF_IMAGE_BYTES};
-        pf_put_sealed_keys(s, to, 0, PF_IMAGE_UNIT, pf_offsets_at<fkv_image>{first, 0, j % PF_FOUR}, 0, keys, k);
-        pf_taken_values v;
-        pf_take_values(s, values, PF_PACKED, v);
-        pf_put_sealed_values(to, PF_K_BYTES, values, v);
-        fkv_publish_image();
-        fkv_sync_warp();
-        fkv_sync_team(2, 128);
-        if (s.index != 0) continue;
-        fkv_store_release(share.ready + j % PF_SLOTS, share.tag + j + 1);
-        if (j + share.n_members < n) pf_load_page_to_share(s, x, j + share.n_members);
+        pf_share_keys(s, share, j, keys);
+        pf_share_values(s, share, j, values);
+        pf_offer_page(s, x, share, j, 2, 128);
     }
 }
 
@@ -182,9 +231,10 @@ FKV_FN void pf_unpack_shared_pages(fkv_shared s, const pf_item &x, const pf_key_
  * for pages, load keys, load values and release pages, so that only the polling thread waits for loads from device memory. */
 FKV_FN void pf_watch_shared_pages(fkv_shared s, const pf_item &x) {
     pf_share share = pf_share_of(x);
-    for (fkv_u32 j = 0; j + 1 < x.shared_end; j++) {
+    /* The block may not need all pages of the last four, but waits for them, because their offsets are stored together. */
+    for (fkv_u32 j = 0; j + 1 < x.shared_end || (j % PF_FOUR != 0 && j + 1 < x.group_end); j++) {
         fkv_wait_at_least(share.ready + j % PF_SLOTS, share.tag + j + 1);
-        if (j % PF_FOUR != PF_FOUR - 1 && j + 2 != x.shared_end) continue;
+        if (j % PF_FOUR != PF_FOUR - 1 && j + 2 != x.group_end) continue;
         fkv_acquire_image();
         fkv_store_release_shared(s, PF_AT_READY, j + 1);
     }

@@ -579,13 +579,8 @@ FKV_FN void pf_put_sums(fkv_shared s, const pf_item &x, const float *sink_logits
 /* Code of the two warpgroups that compute products and softmax. */
 FKV_FN void pf_multiply(fkv_shared s, const pf_item &x, const float *sink_logits) {
 #if FKV_SEALED
-    if (s.index == 128 * PF_FEEDERS) { /* a thread of this warpgroup, because the other warpgroups unpack the first tile */
-#if FKV_PREFILL_SHARERS > 0
-        pf_load_first_page_to_share(s, x);
-#endif
-        pf_load_first_tiles(s, x, 1, PF_PACKED);
-    }
-    fkv_sync_warp();
+    pf_unpack_first_tile(s, x);
+    fkv_wg_settle_bits<1>(&s.index); /* without a new value, ptxas would keep the index in local memory */
 #endif
     pf_rows r;
     fkv_u32 row = pf_first_row(s);
@@ -645,14 +640,15 @@ FKV_FN void fkv_attend_prefill(fkv_place place, fkv_u32 *shared, const void *q, 
     fkv_publish();
     fkv_sync();
 #if FKV_SEALED && FKV_PREFILL_SHARERS > 0
-    x.shared_end = fkv_get4(s, PF_AT_SHARED_END);
+    pf_take_shared_end(s, x);
 #endif
-    if ((int)s.index < 128 * PF_FEEDERS) {
-        fkv_fewer_registers<PF_REGS_UNPACK>();
-        pf_unpack(s, x);
-    } else {
+    /* With the branches in the other order, the code is placed differently in memory, and the kernel is 1 % slower. */
+    if ((int)s.index >= 128 * PF_FEEDERS) {
         fkv_more_registers<PF_REGS_MULTIPLY>();
         pf_multiply(s, x, sink_logits);
+    } else {
+        fkv_fewer_registers<PF_REGS_UNPACK>();
+        pf_unpack(s, x);
     }
     fkv_sync();
 #if FKV_SEALED && FKV_PREFILL_SHARERS > 0
