@@ -314,7 +314,8 @@ static uint32_t prefill_threads(fkv_kernel_device device, const fkv_attn_layer *
 
 /* Parameters of page sharing between prefill blocks (prefill_share.h). An H200 runs slightly more than eight groups of 16 blocks
  * at a time. The host emulation runs blocks one after another, so each block is its own group. */
-enum { SHARERS = 16, RINGS = 12, HOST_RINGS = 2, SLOTS = 16, RING_WORDS = 64, SHARE_DECISIONS = 4096 };
+enum { OPEN_IMAGE_MORE = 256 }; /* bytes that follow the keys and values of an unpacked open page */
+enum { SHARERS = 16, RINGS = 12, HOST_RINGS = 2, SLOTS = 16, RING_WORDS = 128, SHARE_DECISIONS = 4096 };
 
 /* Number of polls after which a block stops waiting for the other blocks of its group to start. A poll takes about a microsecond.
  * The total waiting time is longer than a block needs to process a million tokens, so that a group whose members start in two
@@ -323,6 +324,8 @@ enum { PATIENCE = 32768, HOST_PATIENCE = 16 };
 
 /* Returns true if blocks of a sealed layer never share unpacked pages, because the head is wide. */
 static bool is_wide(const fkv_attn_layer *layer) { return layer->head_dim > SLAB; }
+
+static uint32_t sharers_of(fkv_kernel_device device) { return device == FKV_KERNEL_HOST ? 1 : SHARERS; }
 
 static uint32_t rings_of(fkv_kernel_device device) { return device == FKV_KERNEL_HOST ? HOST_RINGS : RINGS; }
 
@@ -336,11 +339,14 @@ uint64_t fkv_prefill_ring_bytes(fkv_kernel_device device, const fkv_attn_layer *
         fkv_ceil_div(layer->head_dim, 64) * 128; /* bytes per unpacked key; an unpacked value has the same size */
     const uint32_t unit = 144;                   /* sizeof(pf_page_unit); prefill_share.h checks this size with static_assert */
     const uint64_t image = fkv_ceil_div((uint32_t)((PREFILL_KEYS + 8 + PREFILL_KEYS) * row + unit), 128) * 128;
-    return fkv_prefill_ring_words(device) * sizeof(uint32_t) + (uint64_t)rings_of(device) * SLOTS * image;
+    const uint32_t queries = fkv_min_u32(fkv_prefill_queries(device, layer), PREFILL_KEYS); /* at most, per block */
+    const uint32_t open_pages = fkv_ceil_div(sharers_of(device) * queries, PREFILL_KEYS) + FKV_OPEN_SPAN;
+    return fkv_prefill_ring_words(device) * sizeof(uint32_t) +
+           rings_of(device) * (SLOTS * image + open_pages * (3 * PREFILL_KEYS * row + OPEN_IMAGE_MORE));
 }
 
 static void emit_ring(source_buffer *w, fkv_kernel_device device, const fkv_attn_layer *layer) {
-    emit_number(w, "PREFILL_SHARERS", is_wide(layer) ? 0 : device == FKV_KERNEL_HOST ? 1 : SHARERS);
+    emit_number(w, "PREFILL_SHARERS", is_wide(layer) ? 0 : sharers_of(device));
     emit_number(w, "PREFILL_RINGS", rings_of(device));
     emit_number(w, "PREFILL_SLOTS", SLOTS);
     emit_number(w, "PREFILL_DECISIONS", SHARE_DECISIONS);

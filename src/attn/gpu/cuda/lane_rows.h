@@ -15,8 +15,8 @@ FKV_FN fkv_u32 fkv_lane_signs(fkv_u32 k, fkv_u32 lane) {
     return word;
 }
 
-/* Undoes the rotation of V. */
-FKV_FN void fkv_lane_unrotate(fkv_u32 lane, fkv_lane_row &x) {
+/* The next two functions together undo the rotation of V. The first one multiplies by the Hadamard matrix. */
+FKV_FN void fkv_lane_hadamard(fkv_u32 lane, fkv_lane_row &x) {
     FKV_UNROLL
     for (fkv_u32 h = 1; h < FKV_ROTATION_BLOCK; h *= 2) {
         if (h >= 4 && h < 128) { /* the other channel is in another lane */
@@ -36,6 +36,8 @@ FKV_FN void fkv_lane_unrotate(fkv_u32 lane, fkv_lane_row &x) {
             }
         }
     }
+}
+FKV_FN void fkv_lane_undo_signs(fkv_u32 lane, fkv_lane_row &x) {
     FKV_UNROLL
     for (fkv_u32 i = 0; i < 4 * FKV_LANE_QUADS; i++) {
         fkv_u32 sign = fkv_lane_signs(i / 4, lane) >> (4 * lane + i % 4) % 32 << 31;

@@ -1,7 +1,7 @@
 /* Part of the prefill kernel in prefill_wgmma.h: code of the warpgroups that unpack tiles. For sealed pages, the first two
  * warpgroups of the thread block unpack all tiles except the first. Otherwise, only the first warpgroup unpacks tiles. Packed
  * tiles are loaded with bulk copies, PF_PACKED tiles ahead. prefill_unpack.h or prefill_sealed.h unpacks them one after another
- * into stages (buffers in shared memory). A sealed page that several blocks need is unpacked only once (prefill_share.h). One
+ * into stages (buffers in shared memory). Pages that several blocks need are unpacked only once (prefill_share.h). One
  * fence per tile makes the keys of this tile and the values of the previous tile visible to the matrix products. */
 /* Makes this warp's stores visible to the matrix products of threads that wait for the mbarrier, and then arrives at the
  * mbarrier. */
@@ -11,39 +11,36 @@ FKV_FN void pf_publish(fkv_shared s, fkv_u32 mbarrier) {
     if (s.index % 32 == 0) fkv_mbarrier_arrive(s, mbarrier);
 }
 
-/* The next two functions enumerate the tiles that the block unpacks itself: the first tile and all tiles after the shared tiles
- * (all tiles if none are shared). pf_n_own() returns their number, and pf_own_tile() returns the index of the i-th such tile. */
-#if FKV_SEALED
-FKV_FN fkv_u32 pf_n_own(const pf_item &x) { return x.n_tiles - (x.shared_end - 1); }
-FKV_FN fkv_u32 pf_own_tile(const pf_item &x, fkv_u32 i) { return i == 0 ? 0 : i + x.shared_end - 1; }
-#else
-FKV_FN fkv_u32 pf_n_own(const pf_item &x) { return x.n_tiles; }
-FKV_FN fkv_u32 pf_own_tile(const pf_item &, fkv_u32 i) { return i; }
-#endif
-
-/* Starts copying packed tiles. `first` and `end` are indices among the tiles that the block unpacks itself. Called by one thread,
- * after the mbarriers are initialized. */
+/* Starts copying packed tiles [first, end). Called by one thread, after the mbarriers are initialized. */
 FKV_FN void pf_load_first_tiles(fkv_shared s, const pf_item &x, fkv_u32 first, fkv_u32 end) {
-    for (fkv_u32 i = first; i < end && i < pf_n_own(x); i++) {
-        fkv_u32 key = pf_first_key(x, pf_own_tile(x, i));
-        pf_load_packed_tile(s, x, key, pf_page_at(x, key / FKV_PAGE_TOKENS), (int)i);
+    for (fkv_u32 tile = first; tile < end && tile < x.n_tiles; tile++) {
+        fkv_u32 key = pf_first_key(x, tile);
+        pf_load_packed_tile(s, x, key, pf_page_at(x, key / FKV_PAGE_TOKENS), (int)tile);
     }
 }
 
-/* Returns the page that contains the first key of the i-th tile that the block unpacks itself. If i is too large, the last of
- * these tiles is used. */
-FKV_FN fkv_u32 pf_tile_page(const pf_item &x, fkv_u32 i) {
-    return pf_page_at(x, pf_first_key(x, pf_own_tile(x, i < pf_n_own(x) ? i : pf_n_own(x) - 1)) / FKV_PAGE_TOKENS);
+/* Returns the page that contains the first key of a tile. If `tile` is too large, the last tile is used. */
+FKV_FN fkv_u32 pf_tile_page(const pf_item &x, fkv_u32 tile) {
+    return pf_page_at(x, pf_first_key(x, tile < x.n_tiles ? tile : x.n_tiles - 1) / FKV_PAGE_TOKENS);
 }
 
 #if FKV_SEALED
+FKV_FN bool pf_shares(const pf_item &x) { return x.shared_end > 1; } /* true if the block shares pages with its group */
+
 /* Unpacks the first tile. Called by the MMA warpgroups, which would otherwise wait for it: the first one unpacks keys, the second
  * one values. Meanwhile, the other warpgroups unpack the first page for the group, or the second tile. */
 FKV_FN void pf_unpack_first_tile(fkv_shared s, const pf_item &x) {
     fkv_shared team = s;
     team.index = s.index % 128;
     fkv_mbarrier_wait(s, pf_mbarrier(PF_PACKED_FULL, 0), 0);
-    if (s.index / 128 == PF_FEEDERS) {
+    if (FKV_WINDOW == 0) { /* the first page is open */
+        if (s.index / 128 == PF_FEEDERS) {
+            pf_put_open_keys<PF_K_ROWS>(team, s, PF_AT_K, pf_low_at(0), 0);
+            pf_put_open_unit(team, s, pf_unit_at(0));
+        } else {
+            pf_put_open_values(team, s, PF_AT_V, 0, [=](fkv_u32 token) { pf_mark_rows(s, token); });
+        }
+    } else if (s.index / 128 == PF_FEEDERS) {
         pf_key_share own = pf_keys_of(team);
         pf_taken_keys k;
         pf_take_keys(team, own, 0, k);
@@ -64,16 +61,14 @@ FKV_FN void pf_feed_keys(fkv_shared s, const pf_item &x) {
     int packed = 1 % PF_PACKED;
     fkv_u32 packed_phase = 1 / PF_PACKED;
 #if FKV_PREFILL_SHARERS > 0
-    if (x.group_end > 1) {
+    if (pf_shares(x)) {
         pf_share_first_keys(s, x, own);
-        pf_share_later_pages(s, x, own);
-        fkv_sync_warp();
-        /* wait until the last shared tiles have been processed, because an mbarrier distinguishes only two phases */
-        fkv_sync_team(3, 256);
+        pf_share_open_pages(s, x);
+        return pf_share_later_pages(s, x, own);
     }
 #endif
-    for (fkv_u32 i = 1; i < pf_n_own(x); i++) {
-        fkv_u32 tile = pf_own_tile(x, i), phase = tile / PF_STAGES % 2;
+    for (fkv_u32 tile = 1; tile < x.n_tiles; tile++) {
+        fkv_u32 phase = tile / PF_STAGES % 2;
         int stage = (int)(tile % PF_STAGES);
         fkv_mbarrier_wait(s, pf_mbarrier(PF_PACKED_FULL, packed), packed_phase);
         pf_taken_keys k;
@@ -89,12 +84,12 @@ FKV_FN void pf_feed_keys(fkv_shared s, const pf_item &x) {
     pf_publish(s, pf_mbarrier(PF_FULL, stage)); /* publishes the values of the last tile */
 }
 
-/* Starts copying the packed tile that will be stored in the buffer of the block's i-th own tile, as soon as this buffer is empty.
- * Called by one thread. */
-FKV_FN void pf_load_next_tile(fkv_shared s, const pf_item &x, fkv_u32 i, int packed, fkv_u32 packed_phase, fkv_u32 page) {
-    if (i + PF_PACKED >= pf_n_own(x)) return;
+/* Starts copying the packed tile that follows `tile` in the same buffer, as soon as this buffer is empty. Called by one thread.
+ */
+FKV_FN void pf_load_next_tile(fkv_shared s, const pf_item &x, fkv_u32 tile, int packed, fkv_u32 packed_phase, fkv_u32 page) {
+    if (tile + PF_PACKED >= x.n_tiles) return;
     fkv_mbarrier_wait(s, pf_mbarrier(PF_PACKED_EMPTY, packed), packed_phase);
-    pf_load_packed_tile(s, x, pf_first_key(x, pf_own_tile(x, i + PF_PACKED)), page, packed);
+    pf_load_packed_tile(s, x, pf_first_key(x, tile + PF_PACKED), page, packed);
 }
 
 /* Code of the second warpgroup, which unpacks values. The values of a tile are published together with the keys of the next tile,
@@ -107,7 +102,7 @@ FKV_FN void pf_feed_values(fkv_shared s, const pf_item &x) {
 #if FKV_PREFILL_SHARERS > 0
         pf_load_first_page_to_share(s, x);
 #endif
-        pf_load_first_tiles(s, x, 1, PF_PACKED);
+        if (!pf_shares(x)) pf_load_first_tiles(s, x, 1, PF_PACKED);
     }
     fkv_sync_warp();
     /* The next arrivals at the mbarrier of stage 0 must not be counted in its first phase, which ends when the first tile is
@@ -116,23 +111,20 @@ FKV_FN void pf_feed_values(fkv_shared s, const pf_item &x) {
     /* the values of the first tile have been published together with its keys */
     if (s.index % 32 == 0) fkv_mbarrier_arrive(s, pf_mbarrier(PF_FULL, 1 % PF_STAGES));
 #if FKV_PREFILL_SHARERS > 0
-    if (x.group_end > 1) pf_share_first_values(s, x, own);
+    if (pf_shares(x)) {
+        pf_share_first_values(s, x, own);
+        if (s.index == 128) pf_load_shared_keys(s, x);
+        if (s.index == 224) pf_load_shared_values(s, x);
+        if (s.index / 32 == 5) pf_watch_shared_pages(s, x);
+        if (s.index == 192) pf_release_shared_pages(s, x);
+        return;
+    }
 #endif
     if (s.index == 128) pf_load_next_tile(s, x, 0, 0, 0, pf_tile_page(x, PF_PACKED));
     fkv_sync_warp();
-#if FKV_PREFILL_SHARERS > 0
-    if (x.group_end > 1) {
-        if (s.index == 128) pf_load_shared_keys(s, x);
-        if (s.index == 224) pf_load_shared_values(s, x);
-        if (s.index == 160) pf_watch_shared_pages(s, x);
-        if (s.index == 192) pf_release_shared_pages(s, x);
-        fkv_sync_warp();
-        fkv_sync_team(3, 256);
-    }
-#endif
     fkv_u32 page = pf_tile_page(x, 1 + PF_PACKED); /* page of the tile that will be copied to the current tile's buffer */
-    for (fkv_u32 i = 1; i < pf_n_own(x); i++) {
-        fkv_u32 tile = pf_own_tile(x, i), phase = tile / PF_STAGES % 2;
+    for (fkv_u32 tile = 1; tile < x.n_tiles; tile++) {
+        fkv_u32 phase = tile / PF_STAGES % 2;
         int stage = (int)(tile % PF_STAGES);
         fkv_mbarrier_wait(s, pf_mbarrier(PF_PACKED_FULL, packed), packed_phase);
         pf_taken_values v;
@@ -142,9 +134,9 @@ FKV_FN void pf_feed_values(fkv_shared s, const pf_item &x) {
         if (tile + 1 == PF_STAGES) fkv_mbarrier_wait(s, pf_mbarrier(PF_FULL, 0), 0); /* see above */
         pf_publish(s, pf_mbarrier(PF_FULL, (int)((tile + 1) % PF_STAGES)));
         fkv_u32 next_page = 0;
-        if (s.index < 160) next_page = pf_tile_page(x, i + 1 + PF_PACKED);
+        if (s.index < 160) next_page = pf_tile_page(x, tile + 1 + PF_PACKED);
         if (s.index % 32 == 0) fkv_mbarrier_arrive(s, pf_mbarrier(PF_PACKED_EMPTY, packed));
-        if (s.index == 128) pf_load_next_tile(s, x, i, packed, packed_phase, page);
+        if (s.index == 128) pf_load_next_tile(s, x, tile, packed, packed_phase, page);
         fkv_sync_warp(); /* reconverge the lanes of the first warp */
         page = next_page;
         if (++packed == PF_PACKED) packed = 0, packed_phase ^= 1;

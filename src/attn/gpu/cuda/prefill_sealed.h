@@ -88,10 +88,11 @@ FKV_FN void pf_load_packed_tile(fkv_shared s, const pf_item &x, fkv_u32 key, fkv
     fkv_bulk_copy_end(s, mbarrier);
 }
 
-/* pf_key_at() returns the address of unit `unit` (eight channels) of a key. pf_value_at() returns the address of group `eight`
- * (eight tokens) of a V channel, which is stored in unit pf_value_unit() of row pf_value_row() of the tile. */
-template <int ROWS> FKV_FN pf_words4 *pf_key_at(fkv_shared s, fkv_u32 at, fkv_u32 key, fkv_u32 unit) {
-    return (pf_words4 *)(s.base + at + unit / 8 * (ROWS * 128) + key * 128 + ((unit % 8) ^ (key % 8)) * 16);
+/* The next functions return byte offsets in a tile: pf_key_offset() that of unit `unit` (eight channels) of a key, and
+ * pf_value_offset() that of group `eight` (eight tokens) of a V channel, which is stored in unit pf_value_unit() of row
+ * pf_value_row(). */
+template <int ROWS> FKV_FN fkv_u32 pf_key_offset(fkv_u32 key, fkv_u32 unit) {
+    return unit / 8 * (ROWS * 128) + key * 128 + ((unit % 8) ^ (key % 8)) * 16;
 }
 FKV_FN fkv_u32 pf_value_row(fkv_u32 channel) {
     return PF_WIDE ? channel / (PF_V_FOLDS * PF_V_WIDTH) * PF_V_WIDTH + channel % PF_V_WIDTH : channel;
@@ -100,8 +101,8 @@ FKV_FN fkv_u32 pf_value_unit(fkv_u32 channel, fkv_u32 eight) {
     if (PF_WIDE) eight += channel / PF_V_WIDTH % PF_V_FOLDS * (PF_KEYS / 8);
     return eight ^ (channel % 8);
 }
-FKV_FN pf_words4 *pf_value_at(fkv_shared s, fkv_u32 at, fkv_u32 channel, fkv_u32 eight) {
-    return (pf_words4 *)(s.base + at + pf_value_row(channel) * 128 + pf_value_unit(channel, eight) * 16);
+FKV_FN fkv_u32 pf_value_offset(fkv_u32 channel, fkv_u32 eight) {
+    return pf_value_row(channel) * 128 + pf_value_unit(channel, eight) * 16;
 }
 
 /* Softmax weights are multiplied by 2^PF_WEIGHT_EXPONENT. A sealed value is norm * level * 2^-7. The weight includes the norm,
@@ -369,25 +370,34 @@ template <class SIDE, fkv_u32 N> FKV_FN void pf_take_open(fkv_shared s, fkv_u32 
     }
 }
 
-/* Stores the keys of an open page. A thread converts eight channels of a key at a time. */
-FKV_FN void pf_put_open_keys(fkv_shared s, fkv_u32 tile, int stage, int packed) {
-    fkv_u32 page = (fkv_u32)(PF_AT_PACKED + packed * PF_PACKED_BYTES), at = (fkv_u32)(PF_AT_K + stage * PF_K_BYTES);
-    fkv_u32 low_at = pf_low_at(tile), unit_at = pf_unit_at(tile);
+/* Stores the keys of an open page: high-order parts at `at`, in a tile of ROWS rows, and low-order parts at low_at. A thread
+ * converts eight channels of a key at a time. */
+template <int ROWS, class TO> FKV_FN void pf_put_open_keys(fkv_shared s, TO to, fkv_u32 at, fkv_u32 low_at, int packed) {
+    fkv_u32 page = (fkv_u32)(PF_AT_PACKED + packed * PF_PACKED_BYTES);
     for (fkv_u32 i = s.index; i < PF_KEYS * PF_UNITS; i += 128) {
-        fkv_u32 unit = i % PF_UNITS, key = i / PF_UNITS;
+        fkv_u32 unit = i % PF_UNITS, key = i / PF_UNITS, high[4], low[4];
         float x[8];
         pf_take_open<pf_open_k, 8>(s, page, key, unit * 8, x);
-        pf_words4 high, low;
         FKV_UNROLL for (fkv_u32 n = 0; n < 4; n++) {
             float a = x[pf_k_channel(2 * n)], b = x[pf_k_channel(2 * n + 1)];
-            high.w[n] = fkv_pack_f16(a, b);
-            low.w[n] = fkv_pack_f16(a - fkv_f16_to_f32(high.w[n] & 0xffffu), b - fkv_f16_to_f32(high.w[n] >> 16));
+            high[n] = fkv_pack_f16(a, b);
+            low[n] = fkv_pack_f16(a - fkv_f16_to_f32(high[n] & 0xffffu), b - fkv_f16_to_f32(high[n] >> 16));
         }
-        *pf_key_at<PF_K_ROWS>(s, at, key, unit) = high;
-        *pf_key_at<PF_KEYS>(s, low_at, key, unit) = low;
+        fkv_put16(to, at + pf_key_offset<ROWS>(key, unit), high[0], high[1], high[2], high[3]);
+        fkv_put16(to, low_at + pf_key_offset<PF_KEYS>(key, unit), low[0], low[1], low[2], low[3]);
     }
-    if (s.index == 0) fkv_put4(s, unit_at, 0x3f800000u);
-    if (s.index < 32) fkv_put4(s, unit_at + pf_norms_at(s.index), PF_OPEN_NORMS);
+}
+
+/* Stores the score factor and the norms of an open page (pf_page_unit). Called by a warpgroup. */
+template <class TO> FKV_FN void pf_put_open_unit(fkv_shared s, TO to, fkv_u32 at) {
+    fkv_u32 thread = s.index % 128;
+    if (thread == 0) fkv_put4(to, at, 0x3f800000u);
+    if (thread < 32) fkv_put4(to, at + pf_norms_at(thread), PF_OPEN_NORMS);
+}
+
+/* Waits for the matrix products that read the previous contents of a tile's buffer for low-order parts. */
+FKV_FN void pf_wait_for_low_parts(fkv_shared s, fkv_u32 tile) {
+    fkv_mbarrier_wait(s, pf_mbarrier(PF_K_EMPTY, (int)((tile - PF_LOWS) % PF_STAGES)), (tile - PF_LOWS) / PF_STAGES % 2);
 }
 
 FKV_FN void pf_put_keys(fkv_shared s, const pf_item &x, fkv_u32 tile, int stage, int packed, const pf_key_share &own,
@@ -403,10 +413,9 @@ FKV_FN void pf_put_keys(fkv_shared s, const pf_item &x, fkv_u32 tile, int stage,
         }
         return;
     }
-    /* wait for the matrix products that read the buffer for low-order parts */
-    if (tile >= PF_LOWS)
-        fkv_mbarrier_wait(s, pf_mbarrier(PF_K_EMPTY, (int)((tile - PF_LOWS) % PF_STAGES)), (tile - PF_LOWS) / PF_STAGES % 2);
-    pf_put_open_keys(s, tile, stage, packed);
+    if (tile >= PF_LOWS) pf_wait_for_low_parts(s, tile);
+    pf_put_open_keys<PF_K_ROWS>(s, s, at, pf_low_at(tile), packed);
+    pf_put_open_unit(s, s, pf_unit_at(tile));
 }
 
 /* ---- values ---- */
@@ -471,12 +480,12 @@ template <class TO> FKV_FN void pf_put_eight(TO out, fkv_u32 at, fkv_u32 x, cons
 
 /* Stores the values of an open page. A thread converts and transposes eight tokens of four channels at a time. The assignment of
  * tokens to threads avoids bank conflicts in the loads of a warp and in the stores of eight lanes. Values beyond the range of
- * fp16 are replaced with 0, and the rows to which they are visible are marked. */
-FKV_FN void pf_put_open_values(fkv_shared s, fkv_u32 first_key, int stage, int packed) {
-    fkv_u32 page = (fkv_u32)(PF_AT_PACKED + packed * PF_PACKED_BYTES), at = (fkv_u32)(PF_AT_V + stage * PF_TILE_BYTES);
+ * fp16 are replaced with 0, and mark(token) is called for their tokens, which are numbered from 0 in each page. */
+template <class TO, class MARK> FKV_FN void pf_put_open_values(fkv_shared s, TO out, fkv_u32 at, int packed, MARK mark) {
+    fkv_u32 page = (fkv_u32)(PF_AT_PACKED + packed * PF_PACKED_BYTES);
     FKV_NO_UNROLL for (fkv_u32 i = s.index % 128; i < FKV_D / 4 * (PF_KEYS / 8); i += 128) {
         fkv_u32 quad = i % (FKV_D / 4), eight = (i / (FKV_D / 4)) ^ (quad / 2 % 4);
-        pf_words4 to[4];
+        fkv_u32 to[4][4];
         fkv_u32 bad = 0; /* bit n is set if a value of the n-th token is out of range */
         FKV_UNROLL for (fkv_u32 pair = 0; pair < 4; pair++) {
             float y[2][4];
@@ -487,11 +496,12 @@ FKV_FN void pf_put_open_values(fkv_shared s, fkv_u32 first_key, int stage, int p
                     if (!(fkv_abs(y[n][c]) < 65520.0f)) y[n][c] = 0.0f, bad |= 1u << (pair * 2 + n);
                 }
             }
-            FKV_UNROLL for (fkv_u32 c = 0; c < 4; c++) to[c].w[pair] = fkv_pack_f16(y[0][c], y[1][c]);
+            FKV_UNROLL for (fkv_u32 c = 0; c < 4; c++) to[c][pair] = fkv_pack_f16(y[0][c], y[1][c]);
         }
-        FKV_UNROLL for (fkv_u32 c = 0; c < 4; c++) * pf_value_at(s, at, quad * 4 + c, eight) = to[c];
+        FKV_UNROLL for (fkv_u32 c = 0; c < 4; c++)
+            fkv_put16(out, at + pf_value_offset(quad * 4 + c, eight), to[c][0], to[c][1], to[c][2], to[c][3]);
         for (fkv_u32 n = 0; bad >> n != 0; n++)
-            if ((bad >> n & 1u) != 0) pf_mark_rows(s, first_key + eight * 8 + n);
+            if ((bad >> n & 1u) != 0) mark(eight * 8 + n);
     }
 }
 
@@ -507,7 +517,8 @@ template <class TO> FKV_FN void pf_put_sealed_values(TO to, fkv_u32 at, const pf
 
 FKV_FN void pf_put_values(fkv_shared s, const pf_item &x, fkv_u32 tile, int stage, int packed, const pf_value_share &own,
                           const pf_taken_values &v) {
-    fkv_u32 key = pf_first_key(x, tile);
-    if (pf_is_open(x, key / FKV_PAGE_TOKENS)) return pf_put_open_values(s, key, stage, packed);
-    pf_put_sealed_values(s, (fkv_u32)(PF_AT_V + stage * PF_TILE_BYTES), own, v);
+    fkv_u32 key = pf_first_key(x, tile), at = (fkv_u32)(PF_AT_V + stage * PF_TILE_BYTES);
+    if (pf_is_open(x, key / FKV_PAGE_TOKENS))
+        return pf_put_open_values(s, s, at, packed, [=](fkv_u32 token) { pf_mark_rows(s, key + token); });
+    pf_put_sealed_values(s, at, own, v);
 }

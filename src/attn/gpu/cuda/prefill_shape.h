@@ -183,7 +183,8 @@ struct pf_item {
     const fkv_u32 *table;
     fkv_u32 number;     /* index of the query tile in the step table */
     fkv_u32 shared_end; /* the block reads tiles [1, shared_end) from the ring; 1 means none */
-    fkv_u32 group_end;  /* the group unpacks pages [1, group_end) into the ring, of which some members need only a part */
+    fkv_u32 group_end;  /* the group unpacks sealed pages [1, group_end) into the ring, of which some members need only a part */
+    fkv_u32 open_begin, open_end; /* the group unpacks open pages [open_begin, open_end) into its open images */
 #endif
     fkv_u32 first_token; /* index of the query tile's first token among the step's tokens */
     fkv_u32 head;
@@ -253,14 +254,18 @@ FKV_FN bool pf_is_open(const pf_item &x, fkv_u32 logical) { return fkv_reads_ope
 constexpr fkv_u32 PF_FOUR = 4;
 static_assert(!FKV_SEALED || PF_MORE_KEYS == 2 * PF_FOUR, "there must be two offset keys per page");
 
+#if FKV_SEALED
+FKV_FN fkv_u32 pf_open_page_at(const pf_item &x, fkv_u32 logical) {
+    return x.open_pages[logical < x.n_open_fixed ? logical : x.n_open_fixed + (logical - x.n_open_fixed) % x.n_open_ring];
+}
+#endif
 FKV_FN fkv_u32 pf_sealed_page_at(const pf_item &x, fkv_u32 logical) {
     return x.pages[logical < x.n_fixed ? logical : x.n_fixed + (logical - x.n_fixed) % x.n_ring];
 }
 
 FKV_FN fkv_u32 pf_page_at(const pf_item &x, fkv_u32 logical) {
 #if FKV_SEALED
-    if (pf_is_open(x, logical))
-        return x.open_pages[logical < x.n_open_fixed ? logical : x.n_open_fixed + (logical - x.n_open_fixed) % x.n_open_ring];
+    if (pf_is_open(x, logical)) return pf_open_page_at(x, logical);
 #endif
     return pf_sealed_page_at(x, logical);
 }

@@ -20,15 +20,28 @@
  * of a launch decrements the third counter if it is not 0, and resets all other words to 0. */
 constexpr bool PF_SHARES = FKV_WINDOW == 0 && FKV_R <= PF_ROWS;
 constexpr fkv_u32 PF_SHARERS = FKV_PREFILL_SHARERS, PF_RINGS = FKV_PREFILL_RINGS, PF_SLOTS = FKV_PREFILL_SLOTS;
-constexpr fkv_u32 PF_RING_WORDS = 64, PF_THROUGH_AT = 32;
+constexpr fkv_u32 PF_RING_WORDS = 128, PF_THROUGH_AT = 16, PF_OPEN_K_READY_AT = 32, PF_OPEN_V_READY_AT = 64;
 constexpr fkv_u32 PF_STARTED_AT = 0, PF_ENDED_AT = 1, PF_BACKOFF_AT = 2;
 constexpr fkv_u32 PF_DECISIONS_AT = (1 + PF_RINGS) * PF_RING_WORDS, PF_DECISIONS = FKV_PREFILL_DECISIONS;
 constexpr fkv_u32 PF_TAG = 1u << 20, PF_TAGS = 4096;          /* a ring word is tag + page count; tags are multiples of PF_TAG */
 constexpr fkv_u32 PF_IMAGE_UNIT = PF_K_BYTES + PF_TILE_BYTES; /* byte offset of pf_page_unit in a page image */
 constexpr fkv_u32 PF_IMAGE_BYTES = (PF_IMAGE_UNIT + (int)sizeof(pf_page_unit) + 127) / 128 * 128;
 constexpr fkv_u32 PF_IMAGES_AT = (PF_DECISIONS_AT + PF_DECISIONS) * 4;
-static_assert(!PF_SHARES || PF_IMAGES_AT + PF_RINGS * PF_SLOTS * PF_IMAGE_BYTES <= FKV_PREFILL_RING_BYTES,
+/* Open images: unpacked open pages. PF_OPEN_BAD is the offset of 64 bytes, one per token, that are 1 if a value of the token is
+ * beyond the range of fp16. PF_OPEN_PAGES is the largest number of pages from the start of a group's first span to its last
+ * query. */
+constexpr fkv_u32 PF_TILE_QUERIES = PF_ROWS / FKV_R < FKV_PAGE_TOKENS ? PF_ROWS / FKV_R : FKV_PAGE_TOKENS;
+constexpr fkv_u32 PF_OPEN_PAGES =
+    (PF_SHARERS * PF_TILE_QUERIES + FKV_PAGE_TOKENS - 1) / FKV_PAGE_TOKENS + 1 + (FKV_OPEN_SPAN - 1);
+constexpr fkv_u32 PF_OPEN_LOW = PF_TILE_BYTES, PF_OPEN_V = 2 * PF_TILE_BYTES, PF_OPEN_UNIT = 3 * PF_TILE_BYTES;
+constexpr fkv_u32 PF_OPEN_BAD = PF_OPEN_UNIT + (fkv_u32)sizeof(pf_page_unit), PF_OPEN_BYTES = PF_OPEN_UNIT + 256;
+constexpr fkv_u32 PF_OPEN_IMAGES_AT = PF_IMAGES_AT + PF_RINGS * PF_SLOTS * PF_IMAGE_BYTES;
+static_assert(!PF_SHARES || PF_OPEN_IMAGES_AT + PF_RINGS * PF_OPEN_PAGES * PF_OPEN_BYTES <= FKV_PREFILL_RING_BYTES,
               "fkv_prefill_ring_bytes() is too small");
+static_assert(!PF_SHARES || PF_PACKED >= 2, "open pages are unpacked from the second buffer for packed tiles");
+static_assert(PF_THROUGH_AT + PF_SHARERS <= PF_OPEN_K_READY_AT && PF_OPEN_K_READY_AT + PF_OPEN_PAGES <= PF_OPEN_V_READY_AT &&
+                  PF_OPEN_V_READY_AT + PF_OPEN_PAGES <= PF_RING_WORDS,
+              "the words of a ring overlap");
 static_assert(PF_SHARERS <= PF_SLOTS && PF_SLOTS <= PF_THROUGH_AT,
               "there must be at least one slot per member, and PF_THROUGH_AT words must hold one word per slot");
 static_assert(PF_SLOTS % PF_FOUR == 0 && PF_SLOTS >= PF_FOUR + PF_STAGES,
@@ -40,7 +53,8 @@ struct pf_share {
     /* Tagged words of the ring. ready: the index plus 1 of the page in each slot. through: the number of pages that each member
      * has released. */
     fkv_u32 *ready, *through;
-    fkv_u8 *images;
+    fkv_u32 *open_ready[2]; /* for each open page, 1 if the keys (or the values, respectively) are in its image */
+    fkv_u8 *images, *open_images;
     fkv_u32 member, n_members;
     fkv_u32 n_before; /* number of members of the previous group on this ring, or 0 */
     fkv_u32 tag;
@@ -65,7 +79,10 @@ FKV_FN pf_share pf_share_of(const pf_item &x) {
     pf_share share;
     share.ready = words;
     share.through = words + PF_THROUGH_AT;
+    share.open_ready[0] = words + PF_OPEN_K_READY_AT;
+    share.open_ready[1] = words + PF_OPEN_V_READY_AT;
     share.images = x.ring + PF_IMAGES_AT + (fkv_u64)ring * (PF_SLOTS * PF_IMAGE_BYTES);
+    share.open_images = x.ring + PF_OPEN_IMAGES_AT + (fkv_u64)ring * (PF_OPEN_PAGES * PF_OPEN_BYTES);
     share.member = x.number % PF_SHARERS;
     share.n_members = pf_members(n_tiles, x.number - share.member);
     share.n_before = group < PF_RINGS ? 0 : pf_members(n_tiles, (group - PF_RINGS) % groups * PF_SHARERS);
@@ -87,25 +104,27 @@ FKV_FN fkv_place pf_take_number(fkv_shared s, fkv_place place, const void *ring,
 }
 
 /* Returns true if the group shares its pages, which requires that all members have started. Called by one thread of the block.
- * The first member that stops waiting, or finds that all members have started, stores the group's decision. All members follow
- * this decision, so no member relies on another member that has stopped waiting. After a timeout, blocks do not wait during the
- * next PF_BACKOFF launches, because the process may be limited to a part of the device (MPS). In these launches, a group shares
- * pages only if the first member to decide finds that all members have started; otherwise, the count starts again. */
+ * n_started is the number of blocks that had started before. The first member that stops waiting, or finds that all members have
+ * started, stores the group's decision. All members follow this decision, so no member relies on another member that has stopped
+ * waiting. After a timeout, blocks do not wait during the next PF_BACKOFF launches, because the process may be limited to a part
+ * of the device (MPS). In these launches, a group shares pages only if the first member to decide finds that all members have
+ * started; otherwise, the count starts again. */
 constexpr fkv_u32 PF_DECIDED_SHARE = 1, PF_DECIDED_ALONE = 2, PF_BACKOFF = 256;
-FKV_FN bool pf_agree_to_share(const pf_item &x) {
+FKV_FN bool pf_agree_to_share(const pf_item &x, fkv_u32 n_started) {
     fkv_u32 *words = (fkv_u32 *)x.ring, *decision = words + PF_DECISIONS_AT + pf_group_of(x);
     fkv_u32 n_tiles = x.table[FKV_STEP_N_TILES], first = x.number - x.number % PF_SHARERS;
     fkv_u32 end = x.head * n_tiles + first +
                   pf_members(n_tiles, first); /* once this many blocks have started, all members of the group have started */
-    bool all = fkv_load_acquire(words + PF_STARTED_AT) >= end;
-    fkv_u32 polls = !all && fkv_load_acquire(words + PF_BACKOFF_AT) == 0 ? FKV_PREFILL_PATIENCE : 0;
+    bool all = n_started >= end;
+    bool waits = !all && fkv_load_acquire(words + PF_BACKOFF_AT) == 0;
+    fkv_u32 polls = waits ? FKV_PREFILL_PATIENCE : 0;
     while (!all && polls > 0 && fkv_load_acquire(decision) == 0) {
         fkv_pause();
         polls--;
-        all = fkv_load_acquire(words + PF_STARTED_AT) >= end;
+        all = fkv_load_relaxed(words + PF_STARTED_AT) >= end;
     }
     fkv_u32 own = all ? PF_DECIDED_SHARE : PF_DECIDED_ALONE, before = fkv_exchange_zero(decision, own);
-    if (before == 0 && !all) fkv_store_release(words + PF_BACKOFF_AT, PF_BACKOFF);
+    if (before == 0 && waits && !all) fkv_store_release(words + PF_BACKOFF_AT, PF_BACKOFF);
     return (before == 0 ? own : before) == PF_DECIDED_SHARE;
 }
 
@@ -116,30 +135,41 @@ FKV_FN fkv_u32 pf_sealed_end(fkv_u32 position) {
     return page < FKV_OPEN_SPAN ? 1 : page - page % FKV_OPEN_SPAN;
 }
 
-/* Returns the end of the range of pages that the group can share, which are the sealed pages that its last member needs. Returns
- * 1 if the range is empty. */
-FKV_FN fkv_u32 pf_common_end(const pf_item &x) {
-    if (!pf_may_share(x.table)) return 1;
+/* Pages that the members of a group read: sealed pages [1, end), and open pages [begin, open_end). end is 1 if the group cannot
+ * share pages. */
+struct pf_group_pages {
+    fkv_u32 begin, end, open_end;
+};
+FKV_FN pf_group_pages pf_pages_of_group(const pf_item &x) {
     fkv_u32 first = x.number - x.number % PF_SHARERS, n = pf_members(x.table[FKV_STEP_N_TILES], first);
     const fkv_u32 *tile = x.table + x.table[FKV_STEP_TILES] + first * FKV_TILE_WORDS, *last = tile + (n - 1) * FKV_TILE_WORDS;
-    if (tile[FKV_TILE_ROW] != last[FKV_TILE_ROW] || (n == 1 && PF_SHARERS > 1)) return 1;
-    /* sharing so few pages would take longer than unpacking them in every block */
-    if (pf_sealed_end(tile[FKV_TILE_POSITION]) == 1) return 1;
-    fkv_u32 end = pf_sealed_end(last[FKV_TILE_POSITION]);
-    return end > PF_TAG - PF_SLOTS ? 1 : end;
+    /* these loads are independent of each other, so the block waits for them only once */
+    fkv_u32 row = tile[FKV_TILE_ROW], last_row = last[FKV_TILE_ROW];
+    fkv_u32 begin = tile[FKV_TILE_POSITION], end = last[FKV_TILE_POSITION];
+    pf_group_pages pages = {pf_sealed_end(begin), pf_sealed_end(end), end / FKV_PAGE_TOKENS + 1};
+    /* sharing the few pages of a sequence's first queries would take longer than unpacking them in every block */
+    if (!pf_may_share(x.table) || row != last_row || (n == 1 && PF_SHARERS > 1) || pages.begin == 1 ||
+        pages.end > PF_TAG - PF_SLOTS)
+        pages.end = 1;
+    return pages;
 }
 
-/* Decides which pages the group shares, and stores x.shared_end and x.group_end in shared memory. Called by one thread. */
+/* Decides which pages the group shares, and stores the decision in shared memory. Called by one thread. */
 FKV_FN void pf_decide_shared_end(fkv_shared s, const pf_item &x) {
-    fkv_u32 end = pf_common_end(x);
-    if (end > 1 && !pf_agree_to_share(x)) end = 1;
-    fkv_u32 own = end > 1 ? pf_sealed_end(x.position) : 1;
-    *(fkv_u32 *)(s.base + PF_AT_SHARED_END) = own + (end - own) * PF_TAG;
+    fkv_u32 n_started = PF_SHARES ? fkv_load_relaxed((fkv_u32 *)x.ring + PF_STARTED_AT) : 0;
+    pf_group_pages pages = pf_pages_of_group(x);
+    fkv_u32 own = pf_sealed_end(x.position), word = 1;
+    if (pages.end > 1 && pf_agree_to_share(x, n_started))
+        word = own + PF_TAG * ((pages.end - own) / FKV_OPEN_SPAN + 8 * ((own - pages.begin) / FKV_OPEN_SPAN) +
+                               64 * (pages.open_end - pages.end));
+    *(fkv_u32 *)(s.base + PF_AT_SHARED_END) = word;
 }
 FKV_FN void pf_take_shared_end(fkv_shared s, pf_item &x) {
-    fkv_u32 word = fkv_get4(s, PF_AT_SHARED_END);
+    fkv_u32 word = fkv_get4(s, PF_AT_SHARED_END), more = word / PF_TAG;
     x.shared_end = word % PF_TAG;
-    x.group_end = x.shared_end + word / PF_TAG;
+    x.group_end = x.shared_end + more % 8 * FKV_OPEN_SPAN;
+    x.open_begin = x.shared_end - more / 8 % 8 * FKV_OPEN_SPAN;
+    x.open_end = x.group_end + more / 64;
 }
 
 FKV_FN fkv_image pf_image(const pf_share &share, fkv_u32 j) { return {share.images + j % PF_SLOTS * PF_IMAGE_BYTES}; }
@@ -154,12 +184,12 @@ FKV_FN void pf_load_page_to_share(fkv_shared s, const pf_item &x, fkv_u32 j) {
     fkv_bulk_copy_end(s, mbarrier);
 }
 
-/* Waits until no block needs the previous contents of the ring slot for page j. Called by a warp. */
-FKV_FN void pf_wait_for_slot(fkv_shared s, const pf_share &share, fkv_u32 j) {
-    fkv_u32 lane = s.index % 32, n = j < PF_SLOTS ? share.n_before : share.n_members;
+/* Waits until no block needs the previous contents of the ring slot for page j. Called by a warpgroup, whose first warp polls. */
+FKV_FN void pf_wait_for_slot(fkv_shared s, const pf_share &share, fkv_u32 j, fkv_u32 team) {
+    fkv_u32 n = j < PF_SLOTS ? share.n_before : share.n_members;
     fkv_u32 least = j < PF_SLOTS ? share.tag - 1 : share.tag + j - PF_SLOTS + 1;
-    if (lane < n) fkv_wait_at_least(share.through + lane, least);
-    fkv_sync_warp();
+    if (s.index % 128 < 32) fkv_wait_for_words(s.index % 32 < n, share.through + s.index % 32, least);
+    fkv_sync_team(team, 128);
 }
 
 /* Starts copying the first page that this block unpacks for the group. Called by one thread. */
@@ -199,7 +229,7 @@ FKV_FN void pf_share_first_keys(fkv_shared s, const pf_item &x, const pf_key_sha
     pf_share share = pf_share_of(x);
     if (share.member + 1 >= x.group_end) return;
     fkv_mbarrier_wait(s, pf_mbarrier(PF_TO_SHARE_FULL, 0), 0);
-    pf_wait_for_slot(s, share, share.member);
+    pf_wait_for_slot(s, share, share.member, 2);
     pf_share_keys(s, share, share.member, own);
     pf_offer_page(s, x, share, share.member, 4, 256);
 }
@@ -207,7 +237,7 @@ FKV_FN void pf_share_first_values(fkv_shared s, const pf_item &x, const pf_value
     pf_share share = pf_share_of(x);
     if (share.member + 1 >= x.group_end) return;
     fkv_mbarrier_wait(s, pf_mbarrier(PF_TO_SHARE_FULL, 0), 0);
-    pf_wait_for_slot(s, share, share.member);
+    pf_wait_for_slot(s, share, share.member, 3);
     pf_share_values(s, share, share.member, own);
     pf_offer_page(s, x, share, share.member, 4, 256);
 }
@@ -220,66 +250,128 @@ FKV_FN void pf_share_later_pages(fkv_shared s, const pf_item &x, const pf_key_sh
     fkv_u32 turn = 1;
     for (fkv_u32 j = share.member + share.n_members; j + 1 < x.group_end; j += share.n_members, turn++) {
         fkv_mbarrier_wait(s, pf_mbarrier(PF_TO_SHARE_FULL, 0), turn % 2);
-        pf_wait_for_slot(s, share, j);
+        pf_wait_for_slot(s, share, j, 2);
         pf_share_keys(s, share, j, keys);
         pf_share_values(s, share, j, values);
         pf_offer_page(s, x, share, j, 2, 128);
     }
 }
 
-/* The next four functions move shared pages from the ring in device memory to the stages in shared memory. Separate threads poll
- * for pages, load keys, load values and release pages, so that only the polling thread waits for loads from device memory. */
+FKV_FN fkv_image pf_open_image(const pf_share &share, fkv_u32 o) { return {share.open_images + o * PF_OPEN_BYTES}; }
+
+/* Starts the bulk copy of an open page to the buffer of a packed tile. Called by one thread. */
+FKV_FN void pf_load_open_page(fkv_shared s, const pf_item &x, fkv_u32 page, int packed) {
+    fkv_u32 mbarrier = pf_mbarrier(PF_PACKED_FULL, packed);
+    fkv_bulk_copy_begin(s, mbarrier, FKV_OPEN_BLOCK_BYTES);
+    fkv_bulk_copy(s, mbarrier, (fkv_u32)(PF_AT_PACKED + packed * PF_PACKED_BYTES),
+                  x.open + (fkv_u64)pf_open_page_at(x, page) * (FKV_G * (fkv_u64)FKV_OPEN_BLOCK_BYTES), FKV_OPEN_BLOCK_BYTES);
+    fkv_bulk_copy_end(s, mbarrier);
+}
+
+/* Unpacks open pages for the group, in the buffer of the second packed tile. The keys of the group's o-th open page are unpacked
+ * by member 2 * o % n_members, and the values by the next member. Called by the warpgroup that unpacks keys. */
+FKV_FN void pf_share_open_pages(fkv_shared s, const pf_item &x) {
+    pf_share share = pf_share_of(x);
+    fkv_u32 n = 2 * (x.open_end - x.open_begin), phase = 0;
+    for (fkv_u32 i = share.member; i < n; i += share.n_members, phase ^= 1) {
+        fkv_image to = pf_open_image(share, i / 2);
+        if (s.index == 0) pf_load_open_page(s, x, x.open_begin + i / 2, 1);
+        fkv_sync_warp();
+        pf_wait_for_slot(s, share, 0, 2);
+        if (i % 2 != 0) {
+            pf_put_open_unit(s, to, PF_OPEN_UNIT);
+            if (s.index < PF_KEYS / 4) fkv_put4(to, PF_OPEN_BAD + s.index * 4, 0);
+            fkv_sync_team(2, 128); /* PF_OPEN_BAD must be cleared before tokens are marked */
+        }
+        fkv_mbarrier_wait(s, pf_mbarrier(PF_PACKED_FULL, 1), phase);
+        if (i % 2 == 0)
+            pf_put_open_keys<PF_KEYS>(s, to, 0, PF_OPEN_LOW, 1);
+        else
+            pf_put_open_values(s, to, PF_OPEN_V, 1, [=](fkv_u32 token) { fkv_mark(to.base + PF_OPEN_BAD + token); });
+        fkv_publish_image();
+        fkv_sync_warp();
+        fkv_sync_team(2, 128);
+        if (s.index == 0) fkv_store_release((i % 2 == 0 ? share.open_ready[0] : share.open_ready[1]) + i / 2, share.tag + 1);
+    }
+}
+
+/* The next four functions move shared pages from the ring and the open images in device memory to the stages in shared memory.
+ * One warp polls for pages, and three threads of other warps load keys, load values and release pages, so that only the polling
+ * warp waits for loads from device memory. */
 FKV_FN void pf_watch_shared_pages(fkv_shared s, const pf_item &x) {
     pf_share share = pf_share_of(x);
-    /* The block may not need all pages of the last four, but waits for them, because their offsets are stored together. */
-    for (fkv_u32 j = 0; j + 1 < x.shared_end || (j % PF_FOUR != 0 && j + 1 < x.group_end); j++) {
-        fkv_wait_at_least(share.ready + j % PF_SLOTS, share.tag + j + 1);
-        if (j % PF_FOUR != PF_FOUR - 1 && j + 2 != x.group_end) continue;
+    fkv_u32 lane = s.index % 32;
+    /* The block may not need all of the last four sealed pages, but waits for them, because their offsets are stored together. */
+    for (fkv_u32 first = 0; first + 1 < x.shared_end; first += PF_FOUR) {
+        fkv_u32 j = first + lane, end = first + PF_FOUR < x.group_end - 1 ? first + PF_FOUR : x.group_end - 1;
+        fkv_wait_for_words(j < end, share.ready + j % PF_SLOTS, share.tag + j + 1);
+        if (lane != 0) continue;
         fkv_acquire_image();
-        fkv_store_release_shared(s, PF_AT_READY, j + 1);
+        fkv_store_release_shared(s, PF_AT_READY, end < x.shared_end ? end : x.shared_end - 1);
+    }
+    fkv_u32 open = x.shared_end - x.open_begin, n_open = x.n_tiles - x.shared_end;
+    fkv_wait_for_words(lane < 2 * n_open, (lane % 2 == 0 ? share.open_ready[0] : share.open_ready[1]) + open + lane / 2,
+                       share.tag + 1);
+    if (lane == 0) {
+        fkv_acquire_image();
+        fkv_store_release_shared(s, PF_AT_READY, x.n_tiles - 1);
+    }
+    for (fkv_u32 i = lane; i < n_open * (PF_KEYS / 4); i += 32) {
+        fkv_u8 *bad = pf_open_image(share, open + i / (PF_KEYS / 4)).base + PF_OPEN_BAD + i % (PF_KEYS / 4) * 4;
+        fkv_u32 word = fkv_load_relaxed((fkv_u32 *)bad);
+        for (fkv_u32 n = 0; word >> 8 * n != 0 && n < 4; n++)
+            if ((word >> 8 * n & 1u) != 0) pf_mark_rows(s, x.shared_end * FKV_PAGE_TOKENS + i * 4 + n);
     }
 }
 
 FKV_FN void pf_release_shared_pages(fkv_shared s, const pf_item &x) {
     pf_share share = pf_share_of(x);
     for (fkv_u32 j = 1; j + PF_STAGES < x.shared_end; j++) {
-        fkv_wait_at_least_shared(s, PF_AT_THROUGH, j);
+        fkv_wait_at_least_shared<400>(s, PF_AT_THROUGH, j);
         fkv_store_release(share.through + share.member, share.tag + j);
     }
 }
 
-/* Copies the keys of all shared tiles to the stages. Called by one thread. For each tile, this thread arrives at the mbarrier on
- * behalf of the four warps that would otherwise unpack the tile; fkv_bulk_copy_begin() is one of the four arrivals. */
+/* Copies the keys of all tiles except the first to the stages. Called by one thread. For each tile, this thread arrives at the
+ * mbarrier on behalf of the four warps that would otherwise unpack the tile; fkv_bulk_copy_begin() is one of the four arrivals.
+ */
 FKV_FN void pf_load_shared_keys(fkv_shared s, const pf_item &x) {
-    const fkv_u8 *images = pf_share_of(x).images;
-    for (fkv_u32 tile = 1; tile < x.shared_end; tile++) {
-        fkv_u32 stage = tile % PF_STAGES, mbarrier = pf_mbarrier(PF_FULL, (int)stage);
-        const fkv_u8 *image = images + (tile - 1) % PF_SLOTS * PF_IMAGE_BYTES;
-        fkv_wait_at_least_shared(s, PF_AT_READY, tile);
+    pf_share share = pf_share_of(x);
+    for (fkv_u32 tile = 1; tile < x.n_tiles; tile++) {
+        fkv_u32 stage = tile % PF_STAGES, mbarrier = pf_mbarrier(PF_FULL, (int)stage), at = PF_AT_K + stage * PF_K_BYTES;
+        bool open = tile >= x.shared_end, offsets = !open && tile % PF_FOUR == 1;
+        const fkv_u8 *image = open ? pf_open_image(share, tile - x.open_begin).base : pf_image(share, tile - 1).base;
+        fkv_wait_at_least_shared<50>(s, PF_AT_READY, tile);
         fkv_mbarrier_wait(s, pf_mbarrier(PF_K_EMPTY, (int)stage), tile / PF_STAGES % 2 ^ 1);
-        bool offsets = tile % PF_FOUR == 1;
-        fkv_bulk_copy_begin(s, mbarrier, (offsets ? PF_K_BYTES : PF_TILE_BYTES) + sizeof(pf_page_unit));
+        if (open && tile >= PF_LOWS) pf_wait_for_low_parts(s, tile);
+        fkv_bulk_copy_begin(s, mbarrier,
+                            (offsets ? PF_K_BYTES : PF_TILE_BYTES) + (open ? PF_TILE_BYTES : 0) + sizeof(pf_page_unit));
         for (fkv_u32 half = 0; half < PF_DP / 64; half++)
-            fkv_bulk_copy(s, mbarrier, (fkv_u32)PF_AT_K + stage * PF_K_BYTES + half * (PF_K_ROWS * 128),
-                          image + half * (PF_K_ROWS * 128), (offsets ? PF_K_ROWS : PF_KEYS) * 128);
-        fkv_bulk_copy(s, mbarrier, pf_unit_at(tile), image + PF_IMAGE_UNIT, sizeof(pf_page_unit));
+            fkv_bulk_copy(s, mbarrier, at + half * (PF_K_ROWS * 128), image + half * ((open ? PF_KEYS : PF_K_ROWS) * 128),
+                          (offsets ? PF_K_ROWS : PF_KEYS) * 128);
+        if (open) fkv_bulk_copy(s, mbarrier, pf_low_at(tile), image + PF_OPEN_LOW, PF_TILE_BYTES);
+        fkv_bulk_copy(s, mbarrier, pf_unit_at(tile), image + (open ? PF_OPEN_UNIT : PF_IMAGE_UNIT), sizeof(pf_page_unit));
         fkv_bulk_copy_end(s, mbarrier);
         fkv_mbarrier_arrive_n(s, mbarrier, 3);
     }
+    int stage = (int)(x.n_tiles % PF_STAGES);
+    fkv_mbarrier_wait(s, pf_mbarrier(PF_K_EMPTY, stage), x.n_tiles / PF_STAGES % 2 ^ 1);
+    fkv_mbarrier_arrive_n(s, pf_mbarrier(PF_FULL, stage), 4); /* the values of the last tile are loaded by another thread */
 }
 
 FKV_FN void pf_load_shared_values(fkv_shared s, const pf_item &x) {
-    const fkv_u8 *images = pf_share_of(x).images;
-    for (fkv_u32 tile = 1; tile < x.shared_end; tile++) {
+    pf_share share = pf_share_of(x);
+    for (fkv_u32 tile = 1; tile < x.n_tiles; tile++) {
         fkv_u32 stage = tile % PF_STAGES, next = pf_mbarrier(PF_FULL, (int)((tile + 1) % PF_STAGES));
-        const fkv_u8 *image = images + (tile - 1) % PF_SLOTS * PF_IMAGE_BYTES;
-        fkv_wait_at_least_shared(s, PF_AT_READY, tile);
+        const fkv_u8 *values = tile >= x.shared_end ? pf_open_image(share, tile - x.open_begin).base + PF_OPEN_V
+                                                    : pf_image(share, tile - 1).base + PF_K_BYTES;
+        fkv_wait_at_least_shared<50>(s, PF_AT_READY, tile);
         fkv_mbarrier_wait(s, pf_mbarrier(PF_V_EMPTY, (int)stage), tile / PF_STAGES % 2 ^ 1);
         /* wait for the keys of the first tile: the next arrival is on the same mbarrier, and must not be counted in its first
          * phase */
         if (tile + 1 == PF_STAGES) fkv_mbarrier_wait(s, next, 0);
         fkv_bulk_copy_begin(s, next, PF_TILE_BYTES);
-        fkv_bulk_copy(s, next, (fkv_u32)PF_AT_V + stage * PF_TILE_BYTES, image + PF_K_BYTES, PF_TILE_BYTES);
+        fkv_bulk_copy(s, next, (fkv_u32)PF_AT_V + stage * PF_TILE_BYTES, values, PF_TILE_BYTES);
         fkv_bulk_copy_end(s, next);
         fkv_mbarrier_arrive_n(s, next, 3);
         if (tile > PF_STAGES)

@@ -69,17 +69,28 @@ FKV_FN void pf_fetch_query(const pf_item &x, const void *q, fkv_u32 row, fkv_u32
 }
 
 #if FKV_SEALED && !FKV_ROTATE_K && FKV_ROW_TYPE != 0 && FKV_D <= 128
-/* Stores the queries in shared memory as fp16 values. A warp converts all its rows at once, four adjacent channels per lane.
- * Called by all warps. */
-FKV_FN void pf_load_queries(fkv_shared s, const pf_item &x, const void *q) {
+/* Query rows of one warp: four adjacent channels of each row per lane. */
+struct pf_query_rows {
+    float y[PF_ROWS / (PF_THREADS / 32)][4];
+};
+
+/* Loads the queries into registers. Called by all warps. */
+FKV_FN void pf_fetch_queries(fkv_shared s, const pf_item &x, const void *q, pf_query_rows &rows) {
+    constexpr int n_rows = PF_ROWS / (PF_THREADS / 32);
+    fkv_u32 warp = s.index / 32, lane = s.index % 32;
+    FKV_UNROLL for (int i = 0; i < n_rows; i++) FKV_UNROLL for (fkv_u32 n = 0; n < 4; n++) {
+        fkv_u32 row = warp * n_rows + (fkv_u32)i;
+        rows.y[i][n] = row < x.n_rows && lane * 4 < FKV_D ? fkv_row_value(q, pf_row_at(x, row) + lane * 4 + n) : 0.0f;
+    }
+}
+
+/* Stores the queries in shared memory as fp16 values. Called by all warps. */
+FKV_FN void pf_put_queries(fkv_shared s, const pf_item &, const void *, pf_query_rows &rows) {
     constexpr int n_rows = PF_ROWS / (PF_THREADS / 32);
     fkv_u32 warp = s.index / 32, lane = s.index % 32;
     float scale = fkv_float_of(FKV_SCALE_BITS), sign = scale < 0 ? -1.0f : 1.0f;
-    float y[n_rows][4];
-    FKV_UNROLL for (int i = 0; i < n_rows; i++) FKV_UNROLL for (fkv_u32 n = 0; n < 4; n++) {
-        fkv_u32 row = warp * n_rows + (fkv_u32)i;
-        y[i][n] = row < x.n_rows && lane * 4 < FKV_D ? sign * fkv_row_value(q, pf_row_at(x, row) + lane * 4 + n) : 0.0f;
-    }
+    float(&y)[n_rows][4] = rows.y;
+    FKV_UNROLL for (int i = 0; i < n_rows; i++) FKV_UNROLL for (fkv_u32 n = 0; n < 4; n++) y[i][n] *= sign;
     FKV_UNROLL for (int i = 0; i < n_rows; i++) {
         fkv_u32 row = warp * n_rows + (fkv_u32)i;
         float largest = 0;
@@ -96,8 +107,11 @@ FKV_FN void pf_load_queries(fkv_shared s, const pf_item &x, const void *q) {
     }
 }
 #else
+struct pf_query_rows {};
+FKV_FN void pf_fetch_queries(fkv_shared, const pf_item &, const void *, pf_query_rows &) {}
+
 /* Stores the queries in shared memory as fp16 values. Each warp converts one row while it loads the next. Called by all warps. */
-FKV_FN void pf_load_queries(fkv_shared s, const pf_item &x, const void *q) {
+FKV_FN void pf_put_queries(fkv_shared s, const pf_item &x, const void *q, pf_query_rows &) {
     fkv_u32 warp = s.index / 32, lane = s.index % 32;
     float *row = (float *)(s.base + PF_AT_K) + warp * FKV_D;
     float scale = fkv_float_of(FKV_SCALE_BITS);
@@ -146,8 +160,12 @@ FKV_FN void pf_load_queries(fkv_shared s, const pf_item &x, const void *q) {
 
 #endif
 
-/* Undoes the rotation of V and copies the output rows from shared memory to `out`. Called by all warps. With an unrolled loop,
- * this function was slower. */
+/* True if the output sums are multiplied by the Hadamard matrix while they are in registers (pf_hadamard()), which takes fewer
+ * shuffles than in shared memory. */
+constexpr bool PF_HADAMARD_HELD = FKV_ROTATE_V && FKV_SEALED && FKV_ROTATION_BLOCK <= PF_COLS;
+
+/* Undoes the rotation of V (or the rest of it) and copies the output rows from shared memory to `out`. Called by all warps. With
+ * an unrolled loop, this function was slower. */
 FKV_FN void pf_store_outputs(fkv_shared s, const pf_item &x, void *out) {
     fkv_u32 lane = s.index % 32;
     FKV_NO_UNROLL for (fkv_u32 r = s.index / 32; r < x.n_rows; r += PF_THREADS / 32) {
@@ -158,7 +176,8 @@ FKV_FN void pf_store_outputs(fkv_shared s, const pf_item &x, void *out) {
             if (d < FKV_D) four = *(const pf_floats4 *)((const float *)s.base + r * PF_OUT_STRIDE + d);
             row[k][0] = four.x, row[k][1] = four.y, row[k][2] = four.z, row[k][3] = four.w;
         }
-        if (FKV_ROTATE_V) fkv_lane_unrotate(lane, row);
+        if (FKV_ROTATE_V && !PF_HADAMARD_HELD) fkv_lane_hadamard(lane, row);
+        if (FKV_ROTATE_V) fkv_lane_undo_signs(lane, row);
         if (s.base[PF_AT_NONFINITE + r] != 0)
             FKV_UNROLL for (int i = 0; i < 4 * FKV_LANE_QUADS; i++) row[i / 4][i % 4] = fkv_float_of(0x7fc00000u);
         fkv_put_lane_row(out, pf_row_at(x, r), lane, row);
@@ -554,9 +573,28 @@ FKV_FN void pf_begin_rows(fkv_shared s, const pf_item &x, fkv_u32 row, pf_rows &
         }
 }
 
+/* Multiplies the output rows by the Hadamard matrix, in place. Bit 0 of a sum's channel is bit 0 of its index, bits 1 and 2 are
+ * the bits of lane % 4, and the other bits are those of the index divided by 4. */
+FKV_FN void pf_hadamard(fkv_shared s, float *o) {
+    FKV_UNROLL for (fkv_u32 h = 1; h < FKV_ROTATION_BLOCK; h *= 2) {
+        if (h == 2 || h == 4) {
+            float sign = (s.index % 4 * 2 & h) == 0 ? 1.0f : -1.0f;
+            FKV_UNROLL for (int i = 0; i < PF_COLS / 2; i++) o[i] = fkv_fma(sign, o[i], fkv_shuffle_xor(o[i], h / 2));
+        } else {
+            int step = h == 1 ? 1 : (int)h / 2;
+            FKV_UNROLL for (int i = 0; i < PF_COLS / 2; i++) {
+                if ((i & step) != 0) continue;
+                float a = o[i], b = o[(i + step) % (PF_COLS / 2)];
+                o[i] = a + b;
+                o[(i + step) % (PF_COLS / 2)] = a - b;
+            }
+        }
+    }
+}
+
 /* Divides the output sums by the total weights and stores the results in shared memory, where they overwrite the queries and all
  * stages. */
-FKV_FN void pf_put_sums(fkv_shared s, const pf_item &x, const float *sink_logits, fkv_u32 row, const pf_rows &r) {
+FKV_FN void pf_put_sums(fkv_shared s, const pf_item &x, const float *sink_logits, fkv_u32 row, pf_rows &r) {
     fkv_u32 first_col = PF_HALVES ? (fkv_u32)(r.group * PF_COLS) : 0;
     float factor[2];
     FKV_UNROLL for (int i = 0; i < 2; i++) {
@@ -567,12 +605,12 @@ FKV_FN void pf_put_sums(fkv_shared s, const pf_item &x, const float *sink_logits
         factor[i] = PF_VALUE_UNIT /
                     fkv_denominator(total, top, sink_logits, x.head * FKV_R + (x.first_row + row + 8 * (fkv_u32)i) % FKV_R);
     }
+    FKV_UNROLL for (int i = 0; i < PF_COLS / 2; i++) r.o[i] = fkv_mul(r.o[i], factor[i / 2 % 2]);
+    if (PF_HADAMARD_HELD) pf_hadamard(s, r.o);
     fkv_sync_team(1, 256); /* waits until the other warpgroup's products have finished reading shared memory */
     FKV_UNROLL for (int i = 0; i < PF_COLS / 2; i++) {
         fkv_u32 place = first_col + (fkv_u32)(i / 4 * 8) + s.index % 4 * 2 + (fkv_u32)(i % 2);
-        if (place < FKV_D)
-            ((float *)s.base)[(row + (fkv_u32)(i / 2 % 2) * 8) * PF_OUT_STRIDE + pf_v_channel(place)] =
-                r.o[i] * factor[i / 2 % 2];
+        if (place < FKV_D) ((float *)s.base)[(row + (fkv_u32)(i / 2 % 2) * 8) * PF_OUT_STRIDE + pf_v_channel(place)] = r.o[i];
     }
 }
 
@@ -613,6 +651,8 @@ FKV_FN void fkv_attend_prefill(fkv_place place, fkv_u32 *shared, const void *q, 
 #endif
     pf_item x = pf_item_at((const fkv_u8 *)pool FKV_OPEN_GIVEN, table, place.x, place.y, place.z);
     if (x.n_rows == 0) return;
+    pf_query_rows queries;
+    pf_fetch_queries(s, x, q, queries);
     if ((int)s.index == 0) {
         for (int stage = 0; stage < PF_STAGES; stage++) {
             fkv_mbarrier_init(s, pf_mbarrier(PF_FULL, stage), 4 * PF_FEEDERS);
@@ -632,7 +672,7 @@ FKV_FN void fkv_attend_prefill(fkv_place place, fkv_u32 *shared, const void *q, 
     if (s.index == 32) pf_decide_shared_end(s, x); /* in the second warp, at the same time as the code above */
 #endif
     fkv_sync_warp();
-    pf_load_queries(s, x, q);
+    pf_put_queries(s, x, q, queries);
 #if !FKV_SEALED
     pf_clear_stages(s);
 #endif
@@ -642,13 +682,12 @@ FKV_FN void fkv_attend_prefill(fkv_place place, fkv_u32 *shared, const void *q, 
 #if FKV_SEALED && FKV_PREFILL_SHARERS > 0
     pf_take_shared_end(s, x);
 #endif
-    /* With the branches in the other order, the code is placed differently in memory, and the kernel is 1 % slower. */
-    if ((int)s.index >= 128 * PF_FEEDERS) {
-        fkv_more_registers<PF_REGS_MULTIPLY>();
-        pf_multiply(s, x, sink_logits);
-    } else {
+    if ((int)s.index < 128 * PF_FEEDERS) {
         fkv_fewer_registers<PF_REGS_UNPACK>();
         pf_unpack(s, x);
+    } else {
+        fkv_more_registers<PF_REGS_MULTIPLY>();
+        pf_multiply(s, x, sink_logits);
     }
     fkv_sync();
 #if FKV_SEALED && FKV_PREFILL_SHARERS > 0

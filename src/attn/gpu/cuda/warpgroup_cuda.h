@@ -269,6 +269,12 @@ FKV_FN fkv_u32 fkv_load_acquire(fkv_u32 *word) {
     asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(x) : "l"(word) : "memory");
     return x;
 }
+/* Does not order other memory accesses. */
+FKV_FN fkv_u32 fkv_load_relaxed(fkv_u32 *word) {
+    fkv_u32 x;
+    asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(x) : "l"(word));
+    return x;
+}
 /* Stores x if the word is 0. Returns the previous value of the word. */
 FKV_FN fkv_u32 fkv_exchange_zero(fkv_u32 *word, fkv_u32 x) {
     fkv_u32 before;
@@ -282,16 +288,21 @@ FKV_FN void fkv_store_release(fkv_u32 *word, fkv_u32 x) {
 FKV_FN void fkv_wait_at_least(fkv_u32 *word, fkv_u32 least) {
     while (fkv_load_acquire(word) < least) fkv_pause();
 }
-/* Functions for counters in shared memory, which are `at` bytes from the base. */
+/* Waits until each lane's word is at least `least`. Lanes whose `waits` is false do not wait. All lanes of a warp poll together,
+ * because lanes that poll one by one would take issue slots from other warps. */
+FKV_FN void fkv_wait_for_words(bool waits, fkv_u32 *word, fkv_u32 least) {
+    while (fkv_any(waits && fkv_load_acquire(word) < least)) fkv_pause();
+}
+/* Functions for counters in shared memory, which are `at` bytes from the base. NS: time between polls, in nanoseconds. */
 FKV_FN void fkv_store_release_shared(fkv_shared s, fkv_u32 at, fkv_u32 x) {
     asm volatile("st.release.cta.shared::cta.u32 [%0], %1;" ::"r"(s.address + at), "r"(x) : "memory");
 }
-FKV_FN void fkv_wait_at_least_shared(fkv_shared s, fkv_u32 at, fkv_u32 least) {
+template <int NS> FKV_FN void fkv_wait_at_least_shared(fkv_shared s, fkv_u32 at, fkv_u32 least) {
     fkv_u32 x;
     for (;;) {
         asm volatile("ld.acquire.cta.shared::cta.u32 %0, [%1];" : "=r"(x) : "r"(s.address + at) : "memory");
         if (x >= least) return;
-        __nanosleep(50);
+        __nanosleep(NS);
     }
 }
 

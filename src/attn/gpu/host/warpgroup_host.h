@@ -202,6 +202,7 @@ FKV_FN void fkv_publish() {}
 #endif
 FKV_FN fkv_u32 fkv_processors() { return FKV_HOST_PROCESSORS; }
 FKV_FN fkv_u32 fkv_load_acquire(fkv_u32 *word) { return fkv_host_atomic(word); }
+FKV_FN fkv_u32 fkv_load_relaxed(fkv_u32 *word) { return fkv_host_atomic(word).load(std::memory_order_relaxed); }
 FKV_FN fkv_u32 fkv_exchange_zero(fkv_u32 *word, fkv_u32 x) {
     fkv_u32 before = 0;
     fkv_host_atomic(word).compare_exchange_strong(before, x);
@@ -213,8 +214,13 @@ FKV_FN void fkv_wait_at_least(fkv_u32 *word, fkv_u32 least) {
     for (fkv_u32 x = fkv_host_atomic(word); x < least; x = fkv_host_atomic(word)) fkv_host_wait_change(fkv_host_atomic(word), x);
 }
 
+FKV_FN void fkv_wait_for_words(bool waits, fkv_u32 *word, fkv_u32 least) {
+    if (waits) fkv_wait_at_least(word, least);
+    fkv_sync_warp();
+}
+
 FKV_FN void fkv_store_release_shared(fkv_shared s, fkv_u32 at, fkv_u32 x) { fkv_store_release((fkv_u32 *)(s.base + at), x); }
-FKV_FN void fkv_wait_at_least_shared(fkv_shared s, fkv_u32 at, fkv_u32 least) {
+template <int NS> FKV_FN void fkv_wait_at_least_shared(fkv_shared s, fkv_u32 at, fkv_u32 least) {
     fkv_wait_at_least((fkv_u32 *)(s.base + at), least);
 }
 
