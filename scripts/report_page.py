@@ -352,8 +352,9 @@ COMPARISONS = (
      "The quantized MLX columns use the method of mlx-lm, which calls quantized_matmul for the scores, then softmax, then quantized_matmul for the values. The torch column shows the time per call in a CUDA graph of 20 cuDNN calls."),
     ("Sealed pages on an H200", "sealed_gpu", "The table shows attention times measured with `bench_attn --device mlx --case sealed`."),
     ("Sealed pages on an H200, by history length", "lengths_gpu",
-     "The table compares flatkv with MLX's bf16 attention, measured in the same run, for 512 queries (prefill) and one query (decode). The shape is 32/8/128. "
-     "The number of cached tokens includes the queries."),
+     "The tables compare flatkv with MLX's bf16 attention, measured in the same run, for 512 queries (prefill) and one query (decode). The shape is 32/8/128. "
+     "The number of cached tokens includes the queries. "
+     "Chained: one evaluation contains many calls, and no kernel runs before MLX has built the graph of all of them. In parts: the same chain, but every four calls are submitted before the next calls are built. Single call: one evaluation per call."),
     ("Prefill of wide heads on an H200", "wide_gpu",
      "The shape is 32/2/256, with 512 queries, which are included in the number of cached tokens. MLX's attention allocates memory that grows with the number of cached tokens here, probably for the scores."),
     ("Latent layers on an H200", "latent_gpu",

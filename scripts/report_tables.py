@@ -356,17 +356,16 @@ def sealed_gpu(results):
 
 def lengths_gpu(results):
     """bench_attn --device mlx --lengths: sealed pages next to MLX's bf16 attention, by history length."""
-    rows, notes = {}, []
+    keys = {"us_chained": "chained", "us_in_parts": "in parts", "us_single": "single call"}
+    tables = []
     for what in ("prefill", "decode"):
-        measured = results.file(f"{GPU}/{what}_lengths")
-        notes += ["\n\n" + measured["note"]] if "note" in measured else []
-        for r in measured["result"]["results"]:
-            for key in ("us_chained", "us_single"):
-                rows.setdefault(r["cached"], {})[what, r["who"], key] = three_digits(r[key])
-    columns = [(what, who, key) for what in ("prefill", "decode") for who in ("flatkv fused", "MLX bf16") for key in ("us_chained", "us_single")]
-    head = [f"{what}, {who.removesuffix(' fused')}{', single call' if key == 'us_single' else ''}" for what, who, key in columns]
-    table = markdown(["microseconds, by cached tokens", *head], [[str(length), *(cells.get(c, "-") for c in columns)] for length, cells in sorted(rows.items())])
-    return table + "".join(notes)
+        rows = {}
+        for r in results.file(f"{GPU}/{what}_lengths")["result"]["results"]:
+            rows.setdefault(r["cached"], {})[r["who"]] = [three_digits(r[key]) for key in keys]
+        head = [f"{who}, {name}" for who in ("flatkv", "MLX bf16") for name in keys.values()]
+        cells = [[str(length), *by["flatkv fused"], *by["MLX bf16"]] for length, by in sorted(rows.items())]
+        tables.append(markdown([f"{what}: microseconds, by cached tokens", *head], cells))
+    return "\n\n".join(tables)
 
 
 def wide_gpu(results):
