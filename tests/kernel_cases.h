@@ -114,9 +114,16 @@ enum { N_KERNEL_CASES_ALONE = 3 };
 static const float kernel_softcaps[] = {1e-39f, 1e-3f, 30, 50, 1e4f, 3e4f, 3e5f, 3e7f, 1e30f};
 enum { N_KERNEL_SOFTCAPS = sizeof kernel_softcaps / sizeof kernel_softcaps[0], MAX_SOFTCAPS_DIM = 128 };
 
-/* Kernels that are tested in addition to the CUDA kernels in fkv_kernel: the Metal variants, prefill with plain loops, and
- * prefill with pairs of blocks in which one block never runs. */
-enum { KERNEL_SIMDGROUP_DECODE = 9, KERNEL_SIMDGROUP_PREFILL, KERNEL_PLAIN_PREFILL, KERNEL_LONE_PREFILL, N_KERNEL_ENTRIES };
+/* Kernels that are tested in addition to the CUDA kernels in fkv_kernel: the Metal variants, prefill with plain loops, prefill
+ * with pairs of blocks in which one block never runs, and prefill with groups of blocks that run at the same time. */
+enum {
+    KERNEL_SIMDGROUP_DECODE = 9,
+    KERNEL_SIMDGROUP_PREFILL,
+    KERNEL_PLAIN_PREFILL,
+    KERNEL_LONE_PREFILL,
+    KERNEL_GROUP_PREFILL,
+    N_KERNEL_ENTRIES
+};
 
 /* Index of the first case with a sealed layer. The prefill of sealed layers uses warpgroups. */
 enum { FIRST_SEALED_CASE = 35 };
@@ -124,6 +131,10 @@ enum { FIRST_SEALED_CASE = 35 };
 /* Index of the case whose prefill is also compiled for pairs of blocks that share unpacked pages. The host runs one block at a
  * time, so a block's partner never runs at the same time. The blocks must detect this. */
 enum { LONE_PREFILL_CASE = 42 };
+
+/* Indices of the cases whose prefill is also compiled for groups of GROUP_BLOCKS blocks that share unpacked pages and run at the
+ * same time: 64 and 32 queries per block. */
+enum { GROUP_PREFILL_CASE = 62, OTHER_GROUP_PREFILL_CASE = 42, GROUP_BLOCKS = 8, GROUP_RING_BYTES = 64 << 20 };
 
 /* Index of a sealed case whose prefill is compiled for a device with too few multiprocessors for a group of blocks, so that
  * blocks do not share pages. */
@@ -146,6 +157,7 @@ static inline bool kernel_case_has(uint32_t i, int kernel) {
     }
     if (kernel == SEAL) return kernel_cases[i].opens;
     if (kernel == KERNEL_LONE_PREFILL) return i == LONE_PREFILL_CASE;
+    if (kernel == KERNEL_GROUP_PREFILL) return i == GROUP_PREFILL_CASE || i == OTHER_GROUP_PREFILL_CASE;
     if (kernel == KERNEL_SIMDGROUP_DECODE)
         return shape->n_q_heads / shape->n_kv_heads > 4 && (i % 2 == 0 || kernel_cases[i].opens);
     if (kernel_cases[i].opens) /* needs no write kernel: open rows are written as with the 8/8 codec */

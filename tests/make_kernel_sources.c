@@ -81,6 +81,19 @@ static void put_lone_prefill(FILE *file, const fkv_attn_layer *layer) {
     fputs("}\n", file);
 }
 
+/* Writes the Hopper prefill kernel for groups of blocks that run at the same time. The rings have as few slots as possible, so
+ * that blocks wait for each other more often. */
+static void put_group_prefill(FILE *file, const fkv_attn_layer *layer) {
+    put_number(file, "PREFILL_SHARERS", GROUP_BLOCKS);
+    put_number(file, "PREFILL_SLOTS", GROUP_BLOCKS);
+    put_number(file, "PREFILL_RING_BYTES", GROUP_RING_BYTES);
+    put_number(file, "PREFILL_PATIENCE", 1 << 20);
+    put_number(file, "HOST_PROCESSORS", 132);
+    fputs("namespace group {\n", file);
+    put_warpgroup_prefill(file, layer);
+    fputs("}\n", file);
+}
+
 /* Writes the Hopper prefill kernel, or the prefill kernel with plain loops for layers that use it on CUDA. The tile code that the
  * kernel needs is part of the decode source. */
 static void put_hopper_prefill(FILE *file, uint32_t i, const fkv_attn_layer *layer) {
@@ -115,6 +128,7 @@ static void put_simdgroups(FILE *file, uint32_t i, const fkv_attn_layer *layer) 
 static void put_variants(FILE *file, uint32_t i, const fkv_attn_layer *layer) {
     put_hopper_prefill(file, i, layer);
     if (kernel_case_has(i, KERNEL_LONE_PREFILL)) put_lone_prefill(file, layer);
+    if (kernel_case_has(i, KERNEL_GROUP_PREFILL)) put_group_prefill(file, layer);
     if (layer->sealed) fputs(fkv_kernel_file_seal, file);
     const bool latent = layer->rope_dim != 0;
     if (latent)
@@ -148,12 +162,14 @@ static void put_entry(FILE *file, int number, const fkv_attn_layer *layer) {
         [KERNEL_SIMDGROUP_DECODE] = "auto fkv_attend_decode = simdgroup::fkv_attend_decode;\n",
         [KERNEL_SIMDGROUP_PREFILL] = "auto fkv_attend_prefill = simdgroup::fkv_attend_prefill;\n",
         [KERNEL_PLAIN_PREFILL] = "auto fkv_attend_prefill = plain::fkv_attend_prefill;\n",
-        [KERNEL_LONE_PREFILL] = "auto fkv_attend_prefill = lone::fkv_attend_prefill;\n"};
+        [KERNEL_LONE_PREFILL] = "auto fkv_attend_prefill = lone::fkv_attend_prefill;\n",
+        [KERNEL_GROUP_PREFILL] = "auto fkv_attend_prefill = group::fkv_attend_prefill;\n"};
     fkv_kernel kernel = number < FKV_N_KERNELS              ? (fkv_kernel)number
                         : number == KERNEL_SIMDGROUP_DECODE ? FKV_KERNEL_DECODE
                                                             : FKV_KERNEL_PREFILL;
     const char *const *inputs = fkv_kernel_inputs(kernel, layer);
-    fprintf(file, "if (kernel == %d) fkv_host_run(grid, n_threads, [=](fkv_place place) {\n", number);
+    fprintf(file, "if (kernel == %d) fkv_host_run_together(grid, n_threads, %d, [=](fkv_place place) {\n", number,
+            number == KERNEL_GROUP_PREFILL ? GROUP_BLOCKS : 1);
     if (metal[number] != NULL) fputs(metal[number], file);
     if (number == KERNEL_SIMDGROUP_DECODE && layer->sealed)
         fputs("namespace opened = simdgroup::opened;\nauto fkv_split_at = ::fkv_split_at<FKV_ITEM_ROWS>;\n", file);

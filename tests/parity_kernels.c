@@ -441,7 +441,7 @@ static void prefill(uint32_t i, variant v, const fkv_attn_layer *layer, const fk
     uint32_t slices = fkv_ceil_div(tile_queries * (layer->n_q_heads / layer->n_kv_heads), fkv_prefill_rows(v.shape, layer));
     uint32_t grid[3] = {table[FKV_STEP_N_TILES] + (decoded != NULL), layer->n_kv_heads, slices};
     int kernel = decoded != NULL ? (int)FKV_KERNEL_COPY_DECODED : v.kernel;
-    uint64_t ring_bytes = fkv_prefill_ring_bytes(FKV_KERNEL_HOST, layer);
+    uint64_t ring_bytes = v.kernel == KERNEL_GROUP_PREFILL ? GROUP_RING_BYTES : fkv_prefill_ring_bytes(FKV_KERNEL_HOST, layer);
     uint32_t *ring = calloc(1, ring_bytes + 1);
     if (ring == NULL) abort();
     run(entries[i], layer, kernel, grid, fkv_kernel_threads(v.shape, FKV_KERNEL_PREFILL, layer),
@@ -513,6 +513,40 @@ static void check_lone_prefill(uint32_t i, const attn_fixture *w) {
     answer_close(&a);
 }
 
+#ifndef __SANITIZE_ADDRESS__
+#ifndef __SANITIZE_THREAD__
+#define RUNS_BLOCKS_TOGETHER 1 /* see lanes_host.h */
+#endif
+#endif
+
+#ifdef RUNS_BLOCKS_TOGETHER
+/* Runs groups of blocks at the same time. They share pages of a history with more pages than a ring has slots, and their queries
+ * are in up to three spans of open pages. Their outputs must be bit-identical to those of blocks that run one after another. */
+static void check_group_prefill(uint32_t i, fkv_workers *workers) {
+    const variant group = {"prefill in groups of blocks", KERNEL_GROUP_PREFILL, FKV_KERNEL_HOST};
+    static const attn_mix rows[] = {{842, 512}, {1024, 300}};
+    const size_t n = i == GROUP_PREFILL_CASE ? 2 : 1; /* emulation is slow */
+    for (size_t r = 0; r < n; r++) {
+        attn_case c = kernel_cases[i];
+        c.n_rows = 1;
+        c.rows[0] = rows[r];
+        attn_fixture w;
+        if (!attn_fixture_open(&w, &c, fkv_cpu_kernels_for(FKV_ISA_SCALAR), workers, 20261119)) abort();
+        set_softcap(&w, c.softcap);
+        answer a = answer_open(i, &w, 1);
+        for (int spoiled = 0; spoiled < 2; spoiled++) {
+            if (spoiled != 0 && !spoil(&w, 1)) break;
+            prefill(i, prefill_variants[0], &w.layer, w.rows, 1, w.q, NULL, a.also);
+            prefill(i, group, &w.layer, w.rows, 1, w.q, NULL, a.got);
+            report(memcmp(a.got, a.also, a.n * fkv_type_bytes(c.row_type)) == 0, i, group.name, "outputs are not bit-identical",
+                   rows[r].start);
+        }
+        answer_close(&a);
+        attn_fixture_close(&w);
+    }
+}
+#endif
+
 static void check_prefill(uint32_t i, fkv_workers *workers) {
     attn_case c = kernel_cases[i];
     c.n_rows = 3;
@@ -532,6 +566,9 @@ static void check_prefill(uint32_t i, fkv_workers *workers) {
     /* Emulation is slow, so only even cases test chunks, and only odd cases repeat the test with NaN rows (see spoil()). */
     check_prefill_variants(i, &w, i % 2 == 0);
     if (kernel_case_has(i, KERNEL_LONE_PREFILL)) check_lone_prefill(i, &w);
+#ifdef RUNS_BLOCKS_TOGETHER
+    if (kernel_case_has(i, KERNEL_GROUP_PREFILL)) check_group_prefill(i, workers);
+#endif
     const bool more_caps = c.softcap > 0 && c.shape.head_dim <= MAX_SOFTCAPS_DIM;
     for (int cap = 0; more_caps && cap < N_KERNEL_SOFTCAPS; cap++) {
         set_softcap(&w, kernel_softcaps[cap]);

@@ -324,11 +324,12 @@ FKV_FN void pf_watch_shared_pages(fkv_shared s, const pf_item &x) {
     }
 }
 
+/* The last value also covers the pages that only other members read, so these members need not wait for the end of this block. */
 FKV_FN void pf_release_shared_pages(fkv_shared s, const pf_item &x) {
     pf_share share = pf_share_of(x);
-    for (fkv_u32 j = 1; j + PF_STAGES < x.shared_end; j++) {
+    for (fkv_u32 j = 1; j < x.shared_end; j++) {
         fkv_wait_at_least_shared<400>(s, PF_AT_THROUGH, j);
-        fkv_store_release(share.through + share.member, share.tag + j);
+        fkv_store_release(share.through + share.member, share.tag + (j + 1 < x.shared_end ? j : PF_TAG - 2));
     }
 }
 
@@ -377,6 +378,10 @@ FKV_FN void pf_load_shared_values(fkv_shared s, const pf_item &x) {
         if (tile > PF_STAGES)
             fkv_store_release_shared(s, PF_AT_THROUGH,
                                      tile - PF_STAGES); /* the matrix products of the stage's previous tile are complete */
+    }
+    for (fkv_u32 tile = x.n_tiles; tile < x.shared_end + PF_STAGES; tile++) { /* wait for the last shared tiles */
+        fkv_mbarrier_wait(s, pf_mbarrier(PF_V_EMPTY, (int)(tile % PF_STAGES)), tile / PF_STAGES % 2 ^ 1);
+        fkv_store_release_shared(s, PF_AT_THROUGH, tile - PF_STAGES);
     }
 }
 

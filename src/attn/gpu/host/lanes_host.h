@@ -3,7 +3,8 @@
  * With a sanitizer, each GPU thread is an OS thread, so that ThreadSanitizer reports data races in the kernels. Otherwise, the
  * GPU threads (lanes) are fibers of one OS thread: a lane runs until it waits, and then the next lane runs. Lanes run in
  * ascending order in one block and in descending order in the next block. Therefore, if a read does not wait for the
- * corresponding write, it reads the old value in one of the two orders. Blocks run one after another.
+ * corresponding write, it reads the old value in one of the two orders. Blocks run one after another, except in
+ * fkv_host_run_together().
  */
 #include <atomic>
 #include <cstdint>
@@ -40,7 +41,8 @@ struct fkv_place {
 };
 
 enum {
-    FKV_HOST_MAX_THREADS = 1024,
+    FKV_HOST_MAX_THREADS = 1024, /* per block */
+    FKV_HOST_MAX_LANES = 8 * 512,
     FKV_HOST_SHARED_BYTES = 228 * 1024,
     FKV_HOST_TEAMS = 8,
     FKV_HOST_STACK_BYTES = 256 * 1024,
@@ -71,8 +73,17 @@ struct fkv_host_warp {
     fkv_u32 given[2][32][8]; /* words exchanged by the lanes; with two buffers, one barrier per exchange suffices */
 };
 
+/* Emulated mbarrier. A phase ends after n arrivals, and the phase bit then flips. A wait for a phase returns when that phase has
+ * ended. A wait for the phase before the first phase returns immediately. */
+struct fkv_host_mbarrier {
+    fkv_u32 n = 0;
+    fkv_host_word left{0};
+    fkv_host_word phase{0};
+};
+
 struct fkv_host_block {
     fkv_u32 n_threads;
+    fkv_host_mbarrier mbarriers[32];
     fkv_host_barrier barrier;
     fkv_host_barrier teams[FKV_HOST_TEAMS];
     fkv_host_warp warps[FKV_HOST_MAX_THREADS / 32];
@@ -89,11 +100,13 @@ struct fkv_host_lane {
 struct fkv_host_launch {
     const fkv_u32 *grid; /* number of blocks in the x, y and z dimensions */
     void (*call)(const void *body, fkv_place place);
-    const void *body; /* first argument of call() */
-    fkv_host_block block;
+    const void *body;       /* first argument of call() */
+    fkv_host_block *blocks; /* the blocks that run at the same time */
+    fkv_u32 n_blocks;
 };
 
-/* Runs lane `index` of every block, one block after another. */
+/* Runs a lane of every n_blocks-th block, one block after another. `index` counts the threads of blocks that run at the same
+ * time. */
 FKV_FN void fkv_host_blocks(fkv_host_launch *launch, fkv_u32 index);
 
 #ifdef FKV_HOST_THREADS
@@ -110,7 +123,7 @@ FKV_FN void fkv_host_lanes_run(fkv_host_launch *launch, fkv_u32 n_threads) {
     std::thread threads[FKV_HOST_MAX_THREADS];
     for (fkv_u32 t = 0; t < n_threads; t++)
         threads[t] = std::thread([=] {
-            fkv_host_thread = {&launch->block, &launch->block.warps[t / 32], t % 32, 0};
+            fkv_host_thread = {launch->blocks, &launch->blocks->warps[t / 32], t % 32, 0};
             fkv_host_blocks(launch, t);
         });
     for (fkv_u32 t = 0; t < n_threads; t++) threads[t].join();
@@ -125,7 +138,7 @@ struct fkv_host_fiber {
     jmp_buf resume;   /* resumes a fiber that has started */
     void *stack;      /* allocated once and used by all launches; untouched pages of the stack occupy no memory */
 };
-static fkv_host_fiber fkv_host_fibers[FKV_HOST_MAX_THREADS];
+static fkv_host_fiber fkv_host_fibers[FKV_HOST_MAX_LANES];
 static fkv_u32 fkv_host_n_fibers;
 static jmp_buf fkv_host_caller;
 static fkv_host_launch *fkv_host_launched;
@@ -149,7 +162,7 @@ FKV_FN void fkv_host_next() {
     fkv_u32 n = fkv_host_n_fibers;
     fkv_u32 own = fkv_host_at;
     if (++fkv_host_idle > FKV_HOST_PATIENCE * (fkv_u64)n) {
-        fprintf(stderr, "deadlock: all threads of the block are waiting\n");
+        fprintf(stderr, "deadlock: all threads are waiting\n");
         abort();
     }
     for (fkv_u32 i = 1; i <= n; i++) {
@@ -192,8 +205,9 @@ FKV_FN void fkv_host_fiber_prepare(fkv_host_fiber *fiber, fkv_host_block *block,
 
 FKV_FN void fkv_host_lanes_run(fkv_host_launch *launch, fkv_u32 n_threads) {
     fkv_host_launched = launch;
-    fkv_host_n_fibers = n_threads;
-    for (fkv_u32 t = 0; t < n_threads; t++) fkv_host_fiber_prepare(&fkv_host_fibers[t], &launch->block, t);
+    fkv_host_n_fibers = n_threads * launch->n_blocks;
+    for (fkv_u32 t = 0; t < fkv_host_n_fibers; t++)
+        fkv_host_fiber_prepare(&fkv_host_fibers[t], &launch->blocks[t / n_threads], t % n_threads);
     fkv_host_at = 0;
     fkv_host_idle = 0;
     fkv_host_step = 1;
@@ -204,23 +218,34 @@ FKV_FN void fkv_host_next_block() { fkv_host_step = fkv_host_n_fibers - fkv_host
 
 FKV_FN void fkv_host_blocks(fkv_host_launch *launch, fkv_u32 index) {
     const fkv_u32 *grid = launch->grid;
-    for (fkv_u32 i = 0; i < grid[0] * grid[1] * grid[2]; i++) {
-        launch->call(launch->body, fkv_place{index, i % grid[0], i / grid[0] % grid[1], i / grid[0] / grid[1]});
-        fkv_host_barrier_wait(launch->block.barrier,
-                              launch->block.n_threads); /* wait for all lanes, because the next block reuses the shared memory */
+    const fkv_u32 n_threads = launch->blocks->n_threads;
+    for (fkv_u32 i = index / n_threads; i < grid[0] * grid[1] * grid[2]; i += launch->n_blocks) {
+        launch->call(launch->body, fkv_place{index % n_threads, i % grid[0], i / grid[0] % grid[1], i / grid[0] / grid[1]});
+        /* wait for all lanes, because the next block reuses the shared memory */
+        fkv_host_barrier_wait(launch->blocks[index / n_threads].barrier, n_threads);
         if (index == 0) fkv_host_next_block();
     }
 }
 
 /* Emulates a kernel launch: runs body(place) for each thread of each block. `grid` holds the number of blocks in the x, y and z
- * dimensions. */
+ * dimensions. n_together: number of blocks that run at the same time; with a sanitizer, blocks always run one after another. */
+template <typename Body>
+FKV_FN void fkv_host_run_together(const fkv_u32 grid[3], fkv_u32 n_threads, fkv_u32 n_together, const Body &body) {
+#ifdef FKV_HOST_THREADS
+    n_together = 1;
+#endif
+    if (n_threads > FKV_HOST_MAX_THREADS || n_threads * n_together > FKV_HOST_MAX_LANES) abort();
+    fkv_host_launch launch;
+    launch.grid = grid;
+    launch.call = [](const void *own, fkv_place place) { (*static_cast<const Body *>(own))(place); };
+    launch.body = &body;
+    launch.blocks = new fkv_host_block[n_together];
+    launch.n_blocks = n_together;
+    for (fkv_u32 i = 0; i < n_together; i++) launch.blocks[i].n_threads = n_threads;
+    fkv_host_lanes_run(&launch, n_threads);
+    delete[] launch.blocks;
+}
+
 template <typename Body> FKV_FN void fkv_host_run(const fkv_u32 grid[3], fkv_u32 n_threads, const Body &body) {
-    if (n_threads > FKV_HOST_MAX_THREADS) abort();
-    fkv_host_launch *launch = new fkv_host_launch;
-    launch->grid = grid;
-    launch->call = [](const void *own, fkv_place place) { (*static_cast<const Body *>(own))(place); };
-    launch->body = &body;
-    launch->block.n_threads = n_threads;
-    fkv_host_lanes_run(launch, n_threads);
-    delete launch;
+    fkv_host_run_together(grid, n_threads, 1, body);
 }

@@ -160,15 +160,7 @@ FKV_FN void fkv_put16(fkv_shared s, fkv_u32 at, fkv_u32 a, fkv_u32 b, fkv_u32 c,
 FKV_FN void fkv_put4(fkv_shared s, fkv_u32 at, fkv_u32 x) { *(fkv_u32 *)(s.base + at) = x; }
 FKV_FN void fkv_put2(fkv_shared s, fkv_u32 at, fkv_u32 x) { *(fkv_u16 *)(s.base + at) = (fkv_u16)x; }
 
-/* Emulated mbarrier. A phase ends after n arrivals, and the phase bit then flips. A wait for a phase returns when that phase has
- * ended. A wait for the phase before the first phase returns immediately. */
-struct fkv_host_mbarrier {
-    fkv_u32 n = 0;
-    fkv_host_word left{0};
-    fkv_host_word phase{0};
-};
-static fkv_host_mbarrier fkv_host_mbarriers[32]; /* one set of mbarriers suffices because blocks run one after another */
-FKV_FN fkv_host_mbarrier &fkv_host_mbarrier_at(fkv_u32 at) { return fkv_host_mbarriers[at / 8 % 32]; }
+FKV_FN fkv_host_mbarrier &fkv_host_mbarrier_at(fkv_u32 at) { return fkv_host_thread.block->mbarriers[at / 8 % 32]; }
 
 FKV_FN void fkv_mbarrier_init(fkv_shared, fkv_u32 at, fkv_u32 n) {
     fkv_host_mbarrier &mbarrier = fkv_host_mbarrier_at(at);
