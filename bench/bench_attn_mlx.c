@@ -5,9 +5,9 @@
  *
  * Each case is timed in three ways. Chained: one evaluation contains many calls, each of which reads the result of the previous
  * call; the time of the evaluation is divided by the number of calls. No kernel runs before the graph of all calls is built. In
- * parts: the same chain, but every PART_CALLS calls are submitted with mlx_async_eval(), as the model runner does, so the device
- * computes while the host builds the next calls. Single: each evaluation contains one call, so the time includes the evaluation
- * overhead of MLX. Two other implementations are timed in the same way: MLX's
+ * parts: the same chain, submitted with mlx_async_eval() after every PART_CALLS calls, so that the device computes while the host
+ * builds the next calls. The model runner submits its calls in the same way. Single: each evaluation contains one call, so the
+ * time includes the evaluation overhead of MLX. Two other implementations are timed in the same way: MLX's
  * scaled_dot_product_attention in bf16 and, except for latent layers, the quantized method of mlx-lm (quantized_matmul, softmax,
  * quantized_matmul). In a chain over a latent layer, both sides append the RoPE channels of the queries to each output. The
  * read bandwidth of the device is measured before the first and after the last case. Extra memory is MLX's peak memory during
@@ -517,8 +517,8 @@ static void submit(mlx_bench *b, mlx_array x) {
     (void)mlx_vector_array_free(wanted);
 }
 
-/* Evaluates a chain of r->n_chain calls and returns its time in seconds. If in_parts is true, every PART_CALLS calls are
- * submitted before the next calls are built. */
+/* Evaluates a chain of r->n_chain calls and returns its time in seconds. If in_parts is true, each group of PART_CALLS calls is
+ * submitted before the next group is built. */
 static double run_chain(mlx_bench *b, attend_fn attend, mlx_array q, const mlx_result *r, bool in_parts) {
     const double start = kit_seconds();
     mlx_array x = q;

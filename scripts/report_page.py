@@ -354,7 +354,7 @@ COMPARISONS = (
     ("Sealed pages on an H200, by history length", "lengths_gpu",
      "The tables compare flatkv with MLX's bf16 attention, measured in the same run, for 512 queries (prefill) and one query (decode). The shape is 32/8/128. "
      "The number of cached tokens includes the queries. "
-     "Chained: one evaluation contains many calls, and no kernel runs before MLX has built the graph of all of them. In parts: the same chain, but every four calls are submitted before the next calls are built. Single call: one evaluation per call."),
+     "Chained: one evaluation contains many calls, and no kernel runs before MLX has built the graph of all of them. In parts: the same chain, but each group of four calls is submitted before the next group is built. Single call: one evaluation per call."),
     ("Prefill of wide heads on an H200", "wide_gpu",
      "The shape is 32/2/256, with 512 queries, which are included in the number of cached tokens. MLX's attention allocates memory that grows with the number of cached tokens here, probably for the scores."),
     ("Latent layers on an H200", "latent_gpu",

@@ -520,8 +520,8 @@ static void check_lone_prefill(uint32_t i, const attn_fixture *w) {
 #endif
 
 #ifdef RUNS_BLOCKS_TOGETHER
-/* Runs groups of blocks at the same time. They share pages of a history with more pages than a ring has slots, and their queries
- * are in up to three spans of open pages. Their outputs must be bit-identical to those of blocks that run one after another. */
+/* Runs the blocks of a group at the same time. They share the pages of a history that has more pages than the ring has slots.
+ * Their queries are in up to three spans. Their outputs must be bit-identical to those of blocks that run one after another. */
 static void check_group_prefill(uint32_t i, fkv_workers *workers) {
     const variant group = {"prefill in groups of blocks", KERNEL_GROUP_PREFILL, FKV_KERNEL_HOST};
     static const attn_mix rows[] = {{842, 512}, {1024, 300}};

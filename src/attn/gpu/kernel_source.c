@@ -313,7 +313,7 @@ static uint32_t prefill_threads(fkv_kernel_device device, const fkv_attn_layer *
 }
 
 /* Parameters of page sharing between prefill blocks (prefill_share.h). An H200 runs slightly more than eight groups of 16 blocks
- * at a time. The host emulation runs blocks one after another, so each block is its own group. */
+ * at a time. The host emulation usually runs blocks one after another, so each block is its own group. */
 enum { OPEN_IMAGE_MORE = 256 }; /* bytes that follow the keys and values of an unpacked open page */
 enum { SHARERS = 16, RINGS = 12, HOST_RINGS = 2, SLOTS = 16, RING_WORDS = 128, SHARE_DECISIONS = 4096 };
 

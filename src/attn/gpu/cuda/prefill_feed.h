@@ -28,7 +28,8 @@ FKV_FN fkv_u32 pf_tile_page(const pf_item &x, fkv_u32 tile) {
 FKV_FN bool pf_shares(const pf_item &x) { return x.shared_end > 1; } /* true if the block shares pages with its group */
 
 /* Unpacks the first tile. Called by the MMA warpgroups, which would otherwise wait for it: the first one unpacks keys, the second
- * one values. Meanwhile, the other warpgroups unpack the first page for the group, or the second tile. */
+ * one values. Meanwhile, the other warpgroups unpack the first page that this block contributes to its group or, if the block
+ * does not share pages, the second tile. */
 FKV_FN void pf_unpack_first_tile(fkv_shared s, const pf_item &x) {
     fkv_shared team = s;
     team.index = s.index % 128;
@@ -108,7 +109,8 @@ FKV_FN void pf_feed_values(fkv_shared s, const pf_item &x) {
     /* The next arrivals at the mbarrier of stage 0 must not be counted in its first phase, which ends when the first tile is
      * published. */
     if (PF_STAGES == 1) fkv_mbarrier_wait(s, pf_mbarrier(PF_FULL, 0), 0);
-    /* the values of the first tile have been published together with its keys */
+    /* the MMA warpgroups publish the values of the first tile together with its keys, so only the arrival remains to be made here
+     */
     if (s.index % 32 == 0) fkv_mbarrier_arrive(s, pf_mbarrier(PF_FULL, 1 % PF_STAGES));
 #if FKV_PREFILL_SHARERS > 0
     if (pf_shares(x)) {

@@ -88,9 +88,8 @@ FKV_FN void pf_load_packed_tile(fkv_shared s, const pf_item &x, fkv_u32 key, fkv
     fkv_bulk_copy_end(s, mbarrier);
 }
 
-/* The next functions return byte offsets in a tile: pf_key_offset() that of unit `unit` (eight channels) of a key, and
- * pf_value_offset() that of group `eight` (eight tokens) of a V channel, which is stored in unit pf_value_unit() of row
- * pf_value_row(). */
+/* pf_key_offset() returns the byte offset in a tile of unit `unit` (eight channels) of a key. pf_value_offset() returns that of
+ * group `eight` (eight tokens) of a V channel. The group is stored in row pf_value_row(), unit pf_value_unit(). */
 template <int ROWS> FKV_FN fkv_u32 pf_key_offset(fkv_u32 key, fkv_u32 unit) {
     return unit / 8 * (ROWS * 128) + key * 128 + ((unit % 8) ^ (key % 8)) * 16;
 }
@@ -395,7 +394,7 @@ template <class TO> FKV_FN void pf_put_open_unit(fkv_shared s, TO to, fkv_u32 at
     if (thread < 32) fkv_put4(to, at + pf_norms_at(thread), PF_OPEN_NORMS);
 }
 
-/* Waits for the matrix products that read the previous contents of a tile's buffer for low-order parts. */
+/* Waits until the matrix products have finished reading the low-order parts that this tile's low-order parts will overwrite. */
 FKV_FN void pf_wait_for_low_parts(fkv_shared s, fkv_u32 tile) {
     fkv_mbarrier_wait(s, pf_mbarrier(PF_K_EMPTY, (int)((tile - PF_LOWS) % PF_STAGES)), (tile - PF_LOWS) / PF_STAGES % 2);
 }

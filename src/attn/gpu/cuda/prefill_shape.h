@@ -150,7 +150,7 @@ constexpr int PF_AT_UNITS = PF_AT_WHERE + 16;          /* array of PF_STAGES + 1
  * (prefill_share.h) */
 constexpr int PF_AT_NUMBER = PF_AT_UNITS + 4 * 144;
 constexpr int PF_AT_READY = PF_AT_NUMBER + 4;       /* number of shared tiles known to be in the ring (prefill_share.h) */
-constexpr int PF_AT_SHARED_END = PF_AT_NUMBER + 12; /* pf_item.shared_end, computed by one thread (prefill_share.h) */
+constexpr int PF_AT_SHARED_END = PF_AT_NUMBER + 12; /* the shared pages, decided by one thread; see pf_take_shared_end() */
 constexpr int PF_AT_THROUGH = PF_AT_NUMBER + 8;     /* number of shared tiles that are finished (prefill_share.h) */
 constexpr int PF_AT_END = FKV_SEALED ? PF_AT_NUMBER + 16 : PF_AT_UNITS;
 constexpr int PF_OUT_STRIDE =
@@ -183,7 +183,8 @@ struct pf_item {
     const fkv_u32 *table;
     fkv_u32 number;     /* index of the query tile in the step table */
     fkv_u32 shared_end; /* the block reads tiles [1, shared_end) from the ring; 1 means none */
-    fkv_u32 group_end;  /* the group unpacks sealed pages [1, group_end) into the ring, of which some members need only a part */
+    fkv_u32 group_end;  /* the group unpacks sealed pages [1, group_end) into the ring; some members need only the first of these
+                           pages */
     fkv_u32 open_begin, open_end; /* the group unpacks open pages [open_begin, open_end) into its open images */
 #endif
     fkv_u32 first_token; /* index of the query tile's first token among the step's tokens */

@@ -1,9 +1,12 @@
-/* Part of the prefill kernel in prefill_wgmma.h: thread blocks that need the same sealed pages share the work of unpacking them.
+/* Part of the prefill kernel in prefill_wgmma.h: thread blocks that need the same pages share the work of unpacking them.
  *
  * Blocks that process neighbouring queries of a sequence for the same KV head need the same sealed pages. Up to
- * FKV_PREFILL_SHARERS of these blocks form a group. In a group of n blocks, each block unpacks every n-th page into a ring buffer
- * in device memory, and all blocks load the unpacked pages from this ring by bulk copy. The ring is small enough to stay in the
- * L2 cache. The channel offsets of PF_FOUR pages are stored together, so pages become available four at a time.
+ * FKV_PREFILL_SHARERS of these blocks form a group. They are called its members. In a group of n blocks, each block unpacks every
+ * n-th sealed page into a ring buffer in device memory, and all blocks load the unpacked pages from this ring by bulk copy. The
+ * queries of a group may be in several spans. The members in the last span need the most sealed pages; all members take part in
+ * unpacking these pages. Each open page has its own image in device memory, which is also unpacked by members and loaded by bulk
+ * copy. The first tile is the only one that every block unpacks for itself. The ring and the images are small enough to stay in
+ * the L2 cache. The channel offsets of PF_FOUR sealed pages are stored together, so sealed pages become available four at a time.
  *
  * The blocks of a group wait for each other, so all of them must be running. When a block starts, it obtains its place in the
  * grid from a counter, so all blocks with lower places have already started. On a busy device, the last blocks of a group may be
@@ -15,9 +18,10 @@
 #if FKV_PREFILL_SHARERS > 0
 /* Layout of the device memory. It starts with three counters: the number of blocks that have started, the number of blocks that
  * have finished with the ring, and the number of future launches in which blocks must not wait. The counters are followed by
- * PF_RING_WORDS words for each ring (see pf_share), by the decision of each group, and by the slots of all rings. Groups g and g
- * + PF_RINGS use the same ring, one after the other. The words of a ring contain a tag that identifies the group. The last block
- * of a launch decrements the third counter if it is not 0, and resets all other words to 0. */
+ * PF_RING_WORDS words for each ring (see pf_share), by the decision of each group, by the slots of all rings, and by the open
+ * images of all rings. Groups g and g + PF_RINGS use the same ring and the same open images, one after the other. The words of a
+ * ring contain a tag that identifies the group. The last block of a launch decrements the third counter if it is not 0, and
+ * resets all other words to 0. */
 constexpr bool PF_SHARES = FKV_WINDOW == 0 && FKV_R <= PF_ROWS;
 constexpr fkv_u32 PF_SHARERS = FKV_PREFILL_SHARERS, PF_RINGS = FKV_PREFILL_RINGS, PF_SLOTS = FKV_PREFILL_SLOTS;
 constexpr fkv_u32 PF_RING_WORDS = 128, PF_THROUGH_AT = 16, PF_OPEN_K_READY_AT = 32, PF_OPEN_V_READY_AT = 64;
@@ -27,9 +31,9 @@ constexpr fkv_u32 PF_TAG = 1u << 20, PF_TAGS = 4096;          /* a ring word is 
 constexpr fkv_u32 PF_IMAGE_UNIT = PF_K_BYTES + PF_TILE_BYTES; /* byte offset of pf_page_unit in a page image */
 constexpr fkv_u32 PF_IMAGE_BYTES = (PF_IMAGE_UNIT + (int)sizeof(pf_page_unit) + 127) / 128 * 128;
 constexpr fkv_u32 PF_IMAGES_AT = (PF_DECISIONS_AT + PF_DECISIONS) * 4;
-/* Open images: unpacked open pages. PF_OPEN_BAD is the offset of 64 bytes, one per token, that are 1 if a value of the token is
- * beyond the range of fp16. PF_OPEN_PAGES is the largest number of pages from the start of a group's first span to its last
- * query. */
+/* An open image is a buffer for an unpacked open page. PF_OPEN_BAD is the offset of an array of 64 one-byte flags, one per token.
+ * A flag is 1 if any value of the token is beyond the range of fp16. PF_OPEN_PAGES is the largest number of pages from the start
+ * of a group's first span to its last query. */
 constexpr fkv_u32 PF_TILE_QUERIES = PF_ROWS / FKV_R < FKV_PAGE_TOKENS ? PF_ROWS / FKV_R : FKV_PAGE_TOKENS;
 constexpr fkv_u32 PF_OPEN_PAGES =
     (PF_SHARERS * PF_TILE_QUERIES + FKV_PAGE_TOKENS - 1) / FKV_PAGE_TOKENS + 1 + (FKV_OPEN_SPAN - 1);
@@ -38,6 +42,8 @@ constexpr fkv_u32 PF_OPEN_BAD = PF_OPEN_UNIT + (fkv_u32)sizeof(pf_page_unit), PF
 constexpr fkv_u32 PF_OPEN_IMAGES_AT = PF_IMAGES_AT + PF_RINGS * PF_SLOTS * PF_IMAGE_BYTES;
 static_assert(!PF_SHARES || PF_OPEN_IMAGES_AT + PF_RINGS * PF_OPEN_PAGES * PF_OPEN_BYTES <= FKV_PREFILL_RING_BYTES,
               "fkv_prefill_ring_bytes() is too small");
+static_assert(PF_OUT_BYTES <= PF_AT_PACKED,
+              "the output rows must not overwrite a page that is being unpacked for other members of the group");
 static_assert(!PF_SHARES || PF_PACKED >= 2, "open pages are unpacked from the second buffer for packed tiles");
 static_assert(PF_THROUGH_AT + PF_SHARERS <= PF_OPEN_K_READY_AT && PF_OPEN_K_READY_AT + PF_OPEN_PAGES <= PF_OPEN_V_READY_AT &&
                   PF_OPEN_V_READY_AT + PF_OPEN_PAGES <= PF_RING_WORDS,
@@ -51,9 +57,9 @@ static_assert(PF_DECISIONS / PF_RINGS + 2 < PF_TAGS, "there must be a tag for ev
 /* The group to which a thread block belongs, and the ring that this group uses. */
 struct pf_share {
     /* Tagged words of the ring. ready: the index plus 1 of the page in each slot. through: the number of pages that each member
-     * has released. */
-    fkv_u32 *ready, *through;
-    fkv_u32 *open_ready[2]; /* for each open page, 1 if the keys (or the values, respectively) are in its image */
+     * has released. open_ready: for each open page, 1 once its keys (open_ready[0]) or its values (open_ready[1]) are in its
+     * image. */
+    fkv_u32 *ready, *through, *open_ready[2];
     fkv_u8 *images, *open_images;
     fkv_u32 member, n_members;
     fkv_u32 n_before; /* number of members of the previous group on this ring, or 0 */
@@ -104,11 +110,11 @@ FKV_FN fkv_place pf_take_number(fkv_shared s, fkv_place place, const void *ring,
 }
 
 /* Returns true if the group shares its pages, which requires that all members have started. Called by one thread of the block.
- * n_started is the number of blocks that had started before. The first member that stops waiting, or finds that all members have
- * started, stores the group's decision. All members follow this decision, so no member relies on another member that has stopped
- * waiting. After a timeout, blocks do not wait during the next PF_BACKOFF launches, because the process may be limited to a part
- * of the device (MPS). In these launches, a group shares pages only if the first member to decide finds that all members have
- * started; otherwise, the count starts again. */
+ * n_started is a value of the counter of started blocks, which the caller has read. The first member that stops waiting, or finds
+ * that all members have started, stores the group's decision. All members follow this decision, so no member relies on another
+ * member that has stopped waiting. After a timeout, blocks do not wait during the next PF_BACKOFF launches, because the process
+ * may be limited to a part of the device (MPS). In these launches, a group shares pages only if the first member to decide finds
+ * that all members have started. */
 constexpr fkv_u32 PF_DECIDED_SHARE = 1, PF_DECIDED_ALONE = 2, PF_BACKOFF = 256;
 FKV_FN bool pf_agree_to_share(const pf_item &x, fkv_u32 n_started) {
     fkv_u32 *words = (fkv_u32 *)x.ring, *decision = words + PF_DECISIONS_AT + pf_group_of(x);
@@ -242,7 +248,7 @@ FKV_FN void pf_share_first_values(fkv_shared s, const pf_item &x, const pf_value
     pf_offer_page(s, x, share, share.member, 4, 256);
 }
 
-/* Unpacks all other pages that this block unpacks for the group: page i * n_members + member in the i-th turn. Called by the
+/* Unpacks this block's other pages for the group: page i * n_members + member in the i-th turn. Called by the
  * warpgroup that unpacks keys. */
 FKV_FN void pf_share_later_pages(fkv_shared s, const pf_item &x, const pf_key_share &keys) {
     pf_share share = pf_share_of(x);
@@ -268,8 +274,9 @@ FKV_FN void pf_load_open_page(fkv_shared s, const pf_item &x, fkv_u32 page, int 
     fkv_bulk_copy_end(s, mbarrier);
 }
 
-/* Unpacks open pages for the group, in the buffer of the second packed tile. The keys of the group's o-th open page are unpacked
- * by member 2 * o % n_members, and the values by the next member. Called by the warpgroup that unpacks keys. */
+/* Unpacks open pages for the group into their images. Each packed page is first copied to the buffer of the second packed tile.
+ * The keys of the group's o-th open page are unpacked by member 2 * o % n_members, and the values by the next member. Called by
+ * the warpgroup that unpacks keys. */
 FKV_FN void pf_share_open_pages(fkv_shared s, const pf_item &x) {
     pf_share share = pf_share_of(x);
     fkv_u32 n = 2 * (x.open_end - x.open_begin), phase = 0;
@@ -301,7 +308,8 @@ FKV_FN void pf_share_open_pages(fkv_shared s, const pf_item &x) {
 FKV_FN void pf_watch_shared_pages(fkv_shared s, const pf_item &x) {
     pf_share share = pf_share_of(x);
     fkv_u32 lane = s.index % 32;
-    /* The block may not need all of the last four sealed pages, but waits for them, because their offsets are stored together. */
+    /* Even if the block does not need all of the last four sealed pages, it waits for all of them, because their offsets are
+     * stored together. */
     for (fkv_u32 first = 0; first + 1 < x.shared_end; first += PF_FOUR) {
         fkv_u32 j = first + lane, end = first + PF_FOUR < x.group_end - 1 ? first + PF_FOUR : x.group_end - 1;
         fkv_wait_for_words(j < end, share.ready + j % PF_SLOTS, share.tag + j + 1);
@@ -324,7 +332,8 @@ FKV_FN void pf_watch_shared_pages(fkv_shared s, const pf_item &x) {
     }
 }
 
-/* The last value also covers the pages that only other members read, so these members need not wait for the end of this block. */
+/* The last value stored also releases the pages that this block does not read, so that no other member has to wait until this
+ * block ends. */
 FKV_FN void pf_release_shared_pages(fkv_shared s, const pf_item &x) {
     pf_share share = pf_share_of(x);
     for (fkv_u32 j = 1; j < x.shared_end; j++) {
@@ -357,7 +366,8 @@ FKV_FN void pf_load_shared_keys(fkv_shared s, const pf_item &x) {
     }
     int stage = (int)(x.n_tiles % PF_STAGES);
     fkv_mbarrier_wait(s, pf_mbarrier(PF_K_EMPTY, stage), x.n_tiles / PF_STAGES % 2 ^ 1);
-    fkv_mbarrier_arrive_n(s, pf_mbarrier(PF_FULL, stage), 4); /* the values of the last tile are loaded by another thread */
+    fkv_mbarrier_arrive_n(s, pf_mbarrier(PF_FULL, stage),
+                          4); /* on behalf of the warps that would publish the values of the last tile */
 }
 
 FKV_FN void pf_load_shared_values(fkv_shared s, const pf_item &x) {

@@ -164,8 +164,8 @@ FKV_FN void pf_put_queries(fkv_shared s, const pf_item &x, const void *q, pf_que
  * shuffles than in shared memory. */
 constexpr bool PF_HADAMARD_HELD = FKV_ROTATE_V && FKV_SEALED && FKV_ROTATION_BLOCK <= PF_COLS;
 
-/* Undoes the rotation of V (or the rest of it) and copies the output rows from shared memory to `out`. Called by all warps. With
- * an unrolled loop, this function was slower. */
+/* Undoes the rotation of V (only its signs if PF_HADAMARD_HELD is true) and copies the output rows from shared memory to `out`.
+ * Called by all warps. With an unrolled loop, this function was slower. */
 FKV_FN void pf_store_outputs(fkv_shared s, const pf_item &x, void *out) {
     fkv_u32 lane = s.index % 32;
     FKV_NO_UNROLL for (fkv_u32 r = s.index / 32; r < x.n_rows; r += PF_THREADS / 32) {
@@ -573,8 +573,8 @@ FKV_FN void pf_begin_rows(fkv_shared s, const pf_item &x, fkv_u32 row, pf_rows &
         }
 }
 
-/* Multiplies the output rows by the Hadamard matrix, in place. Bit 0 of a sum's channel is bit 0 of its index, bits 1 and 2 are
- * the bits of lane % 4, and the other bits are those of the index divided by 4. */
+/* Multiplies the output rows by the Hadamard matrix, in place. For sum o[i], bit 0 of the channel number is bit 0 of i, bits 1
+ * and 2 are lane % 4, and the higher bits are i / 4. Bit 1 of i selects the row. */
 FKV_FN void pf_hadamard(fkv_shared s, float *o) {
     FKV_UNROLL for (fkv_u32 h = 1; h < FKV_ROTATION_BLOCK; h *= 2) {
         if (h == 2 || h == 4) {
@@ -618,7 +618,7 @@ FKV_FN void pf_put_sums(fkv_shared s, const pf_item &x, const float *sink_logits
 FKV_FN void pf_multiply(fkv_shared s, const pf_item &x, const float *sink_logits) {
 #if FKV_SEALED
     pf_unpack_first_tile(s, x);
-    fkv_wg_settle_bits<1>(&s.index); /* without a new value, ptxas would keep the index in local memory */
+    fkv_wg_settle_bits<1>(&s.index); /* redefines the index without changing it; otherwise, ptxas would keep it in local memory */
 #endif
     pf_rows r;
     fkv_u32 row = pf_first_row(s);

@@ -288,8 +288,8 @@ FKV_FN void fkv_store_release(fkv_u32 *word, fkv_u32 x) {
 FKV_FN void fkv_wait_at_least(fkv_u32 *word, fkv_u32 least) {
     while (fkv_load_acquire(word) < least) fkv_pause();
 }
-/* Waits until each lane's word is at least `least`. Lanes whose `waits` is false do not wait. All lanes of a warp poll together,
- * because lanes that poll one by one would take issue slots from other warps. */
+/* Waits until each lane's word is at least `least`. The words of lanes whose `waits` is false are ignored. All lanes of a warp
+ * poll together, because lanes that poll one by one would take issue slots from other warps. */
 FKV_FN void fkv_wait_for_words(bool waits, fkv_u32 *word, fkv_u32 least) {
     while (fkv_any(waits && fkv_load_acquire(word) < least)) fkv_pause();
 }

@@ -105,8 +105,8 @@ struct fkv_host_launch {
     fkv_u32 n_blocks;
 };
 
-/* Runs a lane of every n_blocks-th block, one block after another. `index` counts the threads of blocks that run at the same
- * time. */
+/* Runs a lane of every n_blocks-th block, one block after another. `index` is the index of the lane among all lanes of the blocks
+ * that run at the same time. */
 FKV_FN void fkv_host_blocks(fkv_host_launch *launch, fkv_u32 index);
 
 #ifdef FKV_HOST_THREADS
