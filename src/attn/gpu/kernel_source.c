@@ -314,8 +314,8 @@ static uint32_t prefill_threads(fkv_kernel_device device, const fkv_attn_layer *
 
 /* Parameters of page sharing between prefill blocks (prefill_share.h). An H200 runs slightly more than eight groups of 16 blocks
  * at a time. The host emulation usually runs blocks one after another, so each block is its own group. */
-enum { OPEN_IMAGE_MORE = 256 }; /* bytes that follow the keys and values of an unpacked open page */
 enum { SHARERS = 16, RINGS = 12, HOST_RINGS = 2, SLOTS = 16, RING_WORDS = 128, SHARE_DECISIONS = 4096 };
+enum { OPEN_IMAGE_MORE = 256 }; /* bytes that follow the keys and values of an unpacked open page */
 
 /* Number of polls after which a block stops waiting for the other blocks of its group to start. A poll takes about a microsecond.
  * The total waiting time is longer than a block needs to process a million tokens, so that a group whose members start in two

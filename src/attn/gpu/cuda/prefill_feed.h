@@ -56,6 +56,11 @@ FKV_FN void pf_unpack_first_tile(fkv_shared s, const pf_item &x) {
     if (s.index % 32 == 0) fkv_mbarrier_arrive(s, pf_mbarrier(PF_PACKED_EMPTY, 0));
 }
 
+/* Waits until the first tile has been unpacked. Before a warpgroup waits for the second tile in the first buffer of packed tiles,
+ * it must know that the first one has arrived, because an mbarrier distinguishes only two phases. Called before the warpgroup's
+ * next arrival at this mbarrier, so the next phase cannot end before the wait. */
+FKV_FN void pf_wait_for_first_tile(fkv_shared s) { fkv_mbarrier_wait(s, pf_mbarrier(PF_FULL, 0), 0); }
+
 /* Code of the first warpgroup, which unpacks keys. */
 FKV_FN void pf_feed_keys(fkv_shared s, const pf_item &x) {
     pf_key_share own = pf_keys_of(s);
@@ -71,6 +76,7 @@ FKV_FN void pf_feed_keys(fkv_shared s, const pf_item &x) {
     for (fkv_u32 tile = 1; tile < x.n_tiles; tile++) {
         fkv_u32 phase = tile / PF_STAGES % 2;
         int stage = (int)(tile % PF_STAGES);
+        if (PF_PACKED <= PF_STAGES && tile == PF_PACKED) pf_wait_for_first_tile(s);
         fkv_mbarrier_wait(s, pf_mbarrier(PF_PACKED_FULL, packed), packed_phase);
         pf_taken_keys k;
         pf_take_keys(s, own, packed, k);
@@ -108,7 +114,7 @@ FKV_FN void pf_feed_values(fkv_shared s, const pf_item &x) {
     fkv_sync_warp();
     /* The next arrivals at the mbarrier of stage 0 must not be counted in its first phase, which ends when the first tile is
      * published. */
-    if (PF_STAGES == 1) fkv_mbarrier_wait(s, pf_mbarrier(PF_FULL, 0), 0);
+    if (PF_STAGES == 1) pf_wait_for_first_tile(s);
     /* the MMA warpgroups publish the values of the first tile together with its keys, so only the arrival remains to be made here
      */
     if (s.index % 32 == 0) fkv_mbarrier_arrive(s, pf_mbarrier(PF_FULL, 1 % PF_STAGES));
@@ -128,12 +134,13 @@ FKV_FN void pf_feed_values(fkv_shared s, const pf_item &x) {
     for (fkv_u32 tile = 1; tile < x.n_tiles; tile++) {
         fkv_u32 phase = tile / PF_STAGES % 2;
         int stage = (int)(tile % PF_STAGES);
+        if (PF_PACKED < PF_STAGES && tile == PF_PACKED) pf_wait_for_first_tile(s);
         fkv_mbarrier_wait(s, pf_mbarrier(PF_PACKED_FULL, packed), packed_phase);
         pf_taken_values v;
         pf_take_values(s, own, packed, v);
         fkv_mbarrier_wait(s, pf_mbarrier(PF_V_EMPTY, stage), phase ^ 1);
         pf_put_values(s, x, tile, stage, packed, own, v);
-        if (tile + 1 == PF_STAGES) fkv_mbarrier_wait(s, pf_mbarrier(PF_FULL, 0), 0); /* see above */
+        if (tile + 1 == PF_STAGES) pf_wait_for_first_tile(s); /* see above */
         pf_publish(s, pf_mbarrier(PF_FULL, (int)((tile + 1) % PF_STAGES)));
         fkv_u32 next_page = 0;
         if (s.index < 160) next_page = pf_tile_page(x, tile + 1 + PF_PACKED);

@@ -310,8 +310,8 @@ FKV_FN void pf_put_offset(const pf_offsets_at<TO> &offsets, const pf_key_share &
 }
 
 /* Stores the score factor and the norms of a page (pf_page_unit). Called by a warp. Non-finite norms are replaced with 0, because
- * 0 * NaN is NaN even for masked tokens, and the rows that see the affected tokens are marked. All rows see the tokens of a page
- * image, so in this case pf_page_unit.sum is set to NaN instead. */
+ * 0 * NaN is NaN even for masked tokens, and the rows that see the affected tokens are marked. All rows see the tokens of a
+ * sealed page that is shared, so in this case pf_page_unit.sum is set to NaN instead. */
 template <class TO> FKV_FN void pf_put_page_unit(fkv_shared s, TO to, fkv_u32 at, fkv_u32 first_key, fkv_u32 sum, fkv_u32 norms) {
     fkv_u32 lane = s.index % 32, nonfinite = pf_nonfinite_norms(norms), unit = pf_norm_unit(norms);
     if (pf_is_shared_image<TO>::value && fkv_any(nonfinite != 0)) sum = 0x7fc00000u;

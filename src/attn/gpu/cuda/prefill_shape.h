@@ -149,12 +149,12 @@ constexpr int PF_AT_UNITS = PF_AT_WHERE + 16;          /* array of PF_STAGES + 1
 /* number of blocks that started before this block; at the end of a block, 1 if it is the last block of the launch, 0 otherwise
  * (prefill_share.h) */
 constexpr int PF_AT_NUMBER = PF_AT_UNITS + 4 * 144;
-constexpr int PF_AT_READY = PF_AT_NUMBER + 4;       /* number of shared tiles known to be in the ring (prefill_share.h) */
+constexpr int PF_AT_READY = PF_AT_NUMBER + 4; /* number of tiles known to be in the ring or in an open image (prefill_share.h) */
 constexpr int PF_AT_SHARED_END = PF_AT_NUMBER + 12; /* the shared pages, decided by one thread; see pf_take_shared_end() */
-constexpr int PF_AT_THROUGH = PF_AT_NUMBER + 8;     /* number of shared tiles that are finished (prefill_share.h) */
+constexpr int PF_AT_THROUGH = PF_AT_NUMBER + 8;     /* number of tiles after the first that are finished (prefill_share.h) */
 constexpr int PF_AT_END = FKV_SEALED ? PF_AT_NUMBER + 16 : PF_AT_UNITS;
-constexpr int PF_OUT_STRIDE =
-    FKV_D + 4; /* stride of the output rows, in floats; output rows may overwrite everything before PF_AT_NONFINITE */
+constexpr int PF_OUT_STRIDE = FKV_D + 4; /* stride of the output rows, in floats; output rows may overwrite everything before
+                                            PF_AT_NONFINITE or, if pages are shared, before PF_AT_PACKED */
 constexpr int PF_OUT_BYTES = PF_ROWS * PF_OUT_STRIDE * 4;
 constexpr int PF_USED_BYTES = PF_AT_END;
 constexpr int PF_SHARED_BYTES = 1024 + (PF_USED_BYTES > PF_OUT_BYTES ? PF_USED_BYTES : PF_OUT_BYTES);

@@ -27,8 +27,9 @@ constexpr fkv_u32 PF_SHARERS = FKV_PREFILL_SHARERS, PF_RINGS = FKV_PREFILL_RINGS
 constexpr fkv_u32 PF_RING_WORDS = 128, PF_THROUGH_AT = 16, PF_OPEN_K_READY_AT = 32, PF_OPEN_V_READY_AT = 64;
 constexpr fkv_u32 PF_STARTED_AT = 0, PF_ENDED_AT = 1, PF_BACKOFF_AT = 2;
 constexpr fkv_u32 PF_DECISIONS_AT = (1 + PF_RINGS) * PF_RING_WORDS, PF_DECISIONS = FKV_PREFILL_DECISIONS;
-constexpr fkv_u32 PF_TAG = 1u << 20, PF_TAGS = 4096;          /* a ring word is tag + page count; tags are multiples of PF_TAG */
-constexpr fkv_u32 PF_IMAGE_UNIT = PF_K_BYTES + PF_TILE_BYTES; /* byte offset of pf_page_unit in a page image */
+constexpr fkv_u32 PF_TAG = 1u << 20, PF_TAGS = 4096; /* a ring word is a tag, which is a multiple of PF_TAG, plus a number */
+constexpr fkv_u32 PF_ENDED = PF_TAG - 1, PF_ALL_RELEASED = PF_TAG - 2; /* special numbers of released pages; see pf_share */
+constexpr fkv_u32 PF_IMAGE_UNIT = PF_K_BYTES + PF_TILE_BYTES;          /* byte offset of pf_page_unit in a page image */
 constexpr fkv_u32 PF_IMAGE_BYTES = (PF_IMAGE_UNIT + (int)sizeof(pf_page_unit) + 127) / 128 * 128;
 constexpr fkv_u32 PF_IMAGES_AT = (PF_DECISIONS_AT + PF_DECISIONS) * 4;
 /* An open image is a buffer for an unpacked open page. PF_OPEN_BAD is the offset of an array of 64 one-byte flags, one per token.
@@ -42,6 +43,7 @@ constexpr fkv_u32 PF_OPEN_BAD = PF_OPEN_UNIT + (fkv_u32)sizeof(pf_page_unit), PF
 constexpr fkv_u32 PF_OPEN_IMAGES_AT = PF_IMAGES_AT + PF_RINGS * PF_SLOTS * PF_IMAGE_BYTES;
 static_assert(!PF_SHARES || PF_OPEN_IMAGES_AT + PF_RINGS * PF_OPEN_PAGES * PF_OPEN_BYTES <= FKV_PREFILL_RING_BYTES,
               "fkv_prefill_ring_bytes() is too small");
+static_assert(PF_OPEN_PAGES / FKV_OPEN_SPAN < 8, "pf_decide_shared_end() stores numbers of spans in three bits");
 static_assert(PF_OUT_BYTES <= PF_AT_PACKED,
               "the output rows must not overwrite a page that is being unpacked for other members of the group");
 static_assert(!PF_SHARES || PF_PACKED >= 2, "open pages are unpacked from the second buffer for packed tiles");
@@ -57,7 +59,8 @@ static_assert(PF_DECISIONS / PF_RINGS + 2 < PF_TAGS, "there must be a tag for ev
 /* The group to which a thread block belongs, and the ring that this group uses. */
 struct pf_share {
     /* Tagged words of the ring. ready: the index plus 1 of the page in each slot. through: the number of pages that each member
-     * has released. open_ready: for each open page, 1 once its keys (open_ready[0]) or its values (open_ready[1]) are in its
+     * has released, PF_ALL_RELEASED if it needs no more sealed pages, or PF_ENDED if its block has finished with the ring and the
+     * open images. open_ready: for each open page, 1 once its keys (open_ready[0]) or its values (open_ready[1]) are in its
      * image. */
     fkv_u32 *ready, *through, *open_ready[2];
     fkv_u8 *images, *open_images;
@@ -160,7 +163,9 @@ FKV_FN pf_group_pages pf_pages_of_group(const pf_item &x) {
     return pages;
 }
 
-/* Decides which pages the group shares, and stores the decision in shared memory. Called by one thread. */
+/* Decides which pages the group shares, and stores the decision in shared memory: shared_end + PF_TAG * (number of later spans
+ * whose sealed pages the group unpacks + 8 * number of earlier spans with queries of the group + 64 * number of open pages of the
+ * last span). Called by one thread. */
 FKV_FN void pf_decide_shared_end(fkv_shared s, const pf_item &x) {
     fkv_u32 n_started = PF_SHARES ? fkv_load_relaxed((fkv_u32 *)x.ring + PF_STARTED_AT) : 0;
     pf_group_pages pages = pf_pages_of_group(x);
@@ -308,8 +313,8 @@ FKV_FN void pf_share_open_pages(fkv_shared s, const pf_item &x) {
 FKV_FN void pf_watch_shared_pages(fkv_shared s, const pf_item &x) {
     pf_share share = pf_share_of(x);
     fkv_u32 lane = s.index % 32;
-    /* Even if the block does not need all of the last four sealed pages, it waits for all of them, because their offsets are
-     * stored together. */
+    /* Even if the block does not need all of the last four sealed pages, it waits for all of them, so that their offsets, which
+     * are stored together, are not copied while they are written. */
     for (fkv_u32 first = 0; first + 1 < x.shared_end; first += PF_FOUR) {
         fkv_u32 j = first + lane, end = first + PF_FOUR < x.group_end - 1 ? first + PF_FOUR : x.group_end - 1;
         fkv_wait_for_words(j < end, share.ready + j % PF_SLOTS, share.tag + j + 1);
@@ -327,7 +332,7 @@ FKV_FN void pf_watch_shared_pages(fkv_shared s, const pf_item &x) {
     for (fkv_u32 i = lane; i < n_open * (PF_KEYS / 4); i += 32) {
         fkv_u8 *bad = pf_open_image(share, open + i / (PF_KEYS / 4)).base + PF_OPEN_BAD + i % (PF_KEYS / 4) * 4;
         fkv_u32 word = fkv_load_relaxed((fkv_u32 *)bad);
-        for (fkv_u32 n = 0; word >> 8 * n != 0 && n < 4; n++)
+        for (fkv_u32 n = 0; n < 4; n++)
             if ((word >> 8 * n & 1u) != 0) pf_mark_rows(s, x.shared_end * FKV_PAGE_TOKENS + i * 4 + n);
     }
 }
@@ -338,7 +343,7 @@ FKV_FN void pf_release_shared_pages(fkv_shared s, const pf_item &x) {
     pf_share share = pf_share_of(x);
     for (fkv_u32 j = 1; j < x.shared_end; j++) {
         fkv_wait_at_least_shared<400>(s, PF_AT_THROUGH, j);
-        fkv_store_release(share.through + share.member, share.tag + (j + 1 < x.shared_end ? j : PF_TAG - 2));
+        fkv_store_release(share.through + share.member, share.tag + (j + 1 < x.shared_end ? j : PF_ALL_RELEASED));
     }
 }
 
@@ -402,7 +407,7 @@ FKV_FN void pf_release_ring(fkv_shared s, const pf_item &x) {
     if (pf_may_share(x.table)) {
         pf_share share = pf_share_of(x);
         for (fkv_u32 i = 0; i < share.n_before; i++) fkv_wait_at_least(share.through + i, share.tag - 1);
-        fkv_store_release(share.through + share.member, share.tag + PF_TAG - 1);
+        fkv_store_release(share.through + share.member, share.tag + PF_ENDED);
     }
     fkv_u32 n_blocks = x.table[FKV_STEP_N_TILES] * FKV_G;
     *(fkv_u32 *)(s.base + PF_AT_NUMBER) = fkv_fetch_increment((fkv_u32 *)x.ring + PF_ENDED_AT) + 1 == n_blocks;

@@ -2,10 +2,10 @@
  * Grid: (tile of the step table, KV head, slice of FKV_PREFILL_ROWS rows of queries x heads). Scores never leave the thread
  * block.
  *
- * One or two warpgroups unpack pages (prefill_feed.h). Two more warpgroups, the MMA warpgroups, compute the matrix products and
- * the softmax, each for 64 rows. If the head dimension exceeds 256, both MMA warpgroups process the same 64 rows, each for half
- * of V's channels. While the weights of one tile are computed, the tensor cores accumulate the values of the previous tile and
- * compute the scores of the other warpgroup.
+ * One or two warpgroups unpack pages (prefill_feed.h); in sealed layers, the MMA warpgroups unpack the first tile. Two more
+ * warpgroups, the MMA warpgroups, compute the matrix products and the softmax, each for 64 rows. If the head dimension exceeds
+ * 256, both MMA warpgroups process the same 64 rows, each for half of V's channels. While the weights of one tile are computed,
+ * the tensor cores accumulate the values of the previous tile and compute the scores of the other warpgroup.
  *
  * K codes are exact in fp16. A score is the sum over scale groups of s * (q . codes) + b * sum(q), in float, where s and b are
  * the scale and bias of the group. Values of float32 or rotated queries are split into two fp16 values, which requires two matrix
@@ -162,7 +162,7 @@ FKV_FN void pf_put_queries(fkv_shared s, const pf_item &x, const void *q, pf_que
 
 /* True if the output sums are multiplied by the Hadamard matrix while they are in registers (pf_hadamard()), which takes fewer
  * shuffles than in shared memory. */
-constexpr bool PF_HADAMARD_HELD = FKV_ROTATE_V && FKV_SEALED && FKV_ROTATION_BLOCK <= PF_COLS;
+constexpr bool PF_HADAMARD_HELD = FKV_ROTATE_V && FKV_SEALED && PF_COLS % FKV_ROTATION_BLOCK == 0;
 
 /* Undoes the rotation of V (only its signs if PF_HADAMARD_HELD is true) and copies the output rows from shared memory to `out`.
  * Called by all warps. With an unrolled loop, this function was slower. */

@@ -292,6 +292,7 @@ FKV_FN void fkv_wait_at_least(fkv_u32 *word, fkv_u32 least) {
  * poll together, because lanes that poll one by one would take issue slots from other warps. */
 FKV_FN void fkv_wait_for_words(bool waits, fkv_u32 *word, fkv_u32 least) {
     while (fkv_any(waits && fkv_load_acquire(word) < least)) fkv_pause();
+    fkv_sync_warp(); /* makes what each lane has acquired visible to the other lanes */
 }
 /* Functions for counters in shared memory, which are `at` bytes from the base. NS: time between polls, in nanoseconds. */
 FKV_FN void fkv_store_release_shared(fkv_shared s, fkv_u32 at, fkv_u32 x) {

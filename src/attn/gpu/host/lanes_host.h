@@ -142,9 +142,10 @@ static fkv_host_fiber fkv_host_fibers[FKV_HOST_MAX_LANES];
 static fkv_u32 fkv_host_n_fibers;
 static jmp_buf fkv_host_caller;
 static fkv_host_launch *fkv_host_launched;
-static fkv_u32 fkv_host_at;   /* index of the running fiber */
-static fkv_u64 fkv_host_idle; /* number of fiber switches since any lane last changed a word that other lanes wait for */
-static fkv_u32 fkv_host_step; /* distance to the next of n fibers: 1 (ascending order) or n - 1 (descending order) */
+static fkv_u32 fkv_host_at;          /* index of the running fiber */
+static fkv_u64 fkv_host_idle;        /* number of fiber switches since any lane last changed a word that other lanes wait for */
+static void (*fkv_host_when_idle)(); /* if not null, called when all lanes have waited once without a change */
+static fkv_u32 fkv_host_step;        /* distance to the next of n fibers: 1 (ascending order) or n - 1 (descending order) */
 #define fkv_host_thread (fkv_host_fibers[fkv_host_at].lane)
 
 /* Saves the state of the running fiber in `own` and runs the fiber `next`. Uses _longjmp(), because swapcontext() makes a system
@@ -161,7 +162,8 @@ static fkv_u32 fkv_host_step; /* distance to the next of n fibers: 1 (ascending 
 FKV_FN void fkv_host_next() {
     fkv_u32 n = fkv_host_n_fibers;
     fkv_u32 own = fkv_host_at;
-    if (++fkv_host_idle > FKV_HOST_PATIENCE * (fkv_u64)n) {
+    if (++fkv_host_idle % (n + 1) == 0 && fkv_host_when_idle != nullptr) fkv_host_when_idle();
+    if (fkv_host_idle > FKV_HOST_PATIENCE * (fkv_u64)n) {
         fprintf(stderr, "deadlock: all threads are waiting\n");
         abort();
     }

@@ -169,12 +169,12 @@ FKV_FN void fkv_mbarrier_init(fkv_shared, fkv_u32 at, fkv_u32 n) {
     mbarrier.phase = 0;
 }
 FKV_FN void fkv_mbarriers_ready() {}
-FKV_FN void fkv_mbarrier_arrive(fkv_shared, fkv_u32 at) {
-    fkv_host_mbarrier &mbarrier = fkv_host_mbarrier_at(at);
+FKV_FN void fkv_host_arrive(fkv_host_mbarrier &mbarrier) {
     if (--mbarrier.left > 0) return;
     mbarrier.left = mbarrier.n;
     fkv_host_store_notify(mbarrier.phase, mbarrier.phase ^ 1);
 }
+FKV_FN void fkv_mbarrier_arrive(fkv_shared, fkv_u32 at) { fkv_host_arrive(fkv_host_mbarrier_at(at)); }
 FKV_FN void fkv_mbarrier_arrive_n(fkv_shared s, fkv_u32 at, fkv_u32 n) {
     for (fkv_u32 i = 0; i < n; i++) fkv_mbarrier_arrive(s, at);
 }
@@ -182,11 +182,47 @@ FKV_FN void fkv_mbarrier_wait(fkv_shared, fkv_u32 at, fkv_u32 phase) {
     fkv_host_wait_change(fkv_host_mbarrier_at(at).phase, phase);
 }
 
+/* Bulk copies. Without a sanitizer, they run as late as possible, when all lanes wait, so that a missing wait is noticed. */
 FKV_FN void fkv_bulk_copy_begin(fkv_shared, fkv_u32, fkv_u32) {}
+#ifdef FKV_HOST_THREADS
 FKV_FN void fkv_bulk_copy(fkv_shared s, fkv_u32, fkv_u32 at, const fkv_u8 *from, fkv_u32 bytes) {
     memcpy(s.base + at, from, bytes);
 }
 FKV_FN void fkv_bulk_copy_end(fkv_shared s, fkv_u32 mbarrier) { fkv_mbarrier_arrive(s, mbarrier); }
+#else
+/* A copy, or an arrival at an mbarrier of a block. */
+struct fkv_host_late {
+    fkv_host_block *block;
+    fkv_u32 mbarrier;
+    fkv_u8 *to;
+    const fkv_u8 *from;
+    fkv_u32 bytes;
+};
+static fkv_host_late fkv_host_copies[4096];
+static fkv_u32 fkv_host_n_copies;
+
+FKV_FN void fkv_host_run_copies() {
+    for (fkv_u32 i = 0; i < fkv_host_n_copies; i++) {
+        const fkv_host_late &late = fkv_host_copies[i];
+        if (late.bytes > 0)
+            memcpy(late.to, late.from, late.bytes);
+        else
+            fkv_host_arrive(late.block->mbarriers[late.mbarrier / 8 % 32]);
+    }
+    fkv_host_n_copies = 0;
+}
+FKV_FN void fkv_host_add_copy(const fkv_host_late &late) {
+    fkv_host_when_idle = fkv_host_run_copies;
+    if (fkv_host_n_copies == sizeof fkv_host_copies / sizeof fkv_host_copies[0]) abort();
+    fkv_host_copies[fkv_host_n_copies++] = late;
+}
+FKV_FN void fkv_bulk_copy(fkv_shared s, fkv_u32, fkv_u32 at, const fkv_u8 *from, fkv_u32 bytes) {
+    fkv_host_add_copy({nullptr, 0, s.base + at, from, bytes});
+}
+FKV_FN void fkv_bulk_copy_end(fkv_shared, fkv_u32 mbarrier) {
+    fkv_host_add_copy({fkv_host_thread.block, mbarrier, nullptr, nullptr, 0});
+}
+#endif
 FKV_FN void fkv_publish() {}
 
 #ifndef FKV_HOST_PROCESSORS
