@@ -49,7 +49,8 @@ int main(int argc, char **argv) {
                     t.inserted > 0 && t.contradicted > 0 && t.cleared > 0 && t.filled > 0 && t.closed > 0 && t.committed > 0 &&
                     t.aborted > 0 && t.copies > 0 && t.bad_calls > 0 && t.reserved > 0 && t.reserve_refused > 0 &&
                     t.closed_in_step > 0 && t.matched > 0 && t.discarded > 0 && t.snapshots > 0 && t.to_snapshot > 0;
-        if (good && !seen && n_operations >= DEFAULT_OPERATIONS) {
+        /* with another seed, a rare kind may not occur */
+        if (good && !seen && argc == 1 && i == 0 && n_operations >= DEFAULT_OPERATIONS) {
             printf("seed %" PRIu64 ": some kind of operation never occurred\n", seeds[i]);
             good = false;
         }
