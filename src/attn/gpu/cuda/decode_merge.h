@@ -115,7 +115,10 @@ FKV_FN void fkv_merge_one_row(const fkv_split &split, fkv_u32 head, fkv_u32 row,
     float total = fkv_denominator(all.total, all.largest, sink_logits, q_head);
     FKV_UNROLL
     for (int i = 0; i < 4 * FKV_LANE_QUADS; i++) x[i / 4][i % 4] = x[i / 4][i % 4] / total;
-    if (FKV_ROTATE_V) fkv_lane_hadamard(lane, x), fkv_lane_undo_signs(lane, x);
+    if (FKV_ROTATE_V) {
+        fkv_lane_hadamard(lane, x);
+        fkv_lane_undo_signs(lane, x);
+    }
     fkv_put_lane_row(out, ((fkv_u64)(split.words[FKV_SPLIT_FIRST_TOKEN] + row / FKV_R) * FKV_H + q_head) * FKV_D, lane, x);
 }
 

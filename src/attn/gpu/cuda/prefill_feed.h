@@ -1,7 +1,8 @@
-/* Part of the prefill kernel in prefill_wgmma.h: code of the warpgroups that unpack tiles. For sealed pages, the first two
- * warpgroups of the thread block unpack all tiles except the first. Otherwise, only the first warpgroup unpacks tiles. Packed
- * tiles are loaded with bulk copies, PF_PACKED tiles ahead. prefill_unpack.h or prefill_sealed.h unpacks them one after another
- * into stages (buffers in shared memory). Pages that several blocks need are unpacked only once (prefill_share.h). One
+/* Part of the prefill kernel in prefill_wgmma.h: code of the warpgroups that unpack tiles. In sealed layers (FKV_SEALED), the
+ * first two warpgroups of the thread block unpack all tiles except the first. If the block shares pages, both unpack its first
+ * page for the group, and the first warpgroup unpacks its other pages. In other layers, only the first warpgroup unpacks tiles.
+ * Packed tiles are loaded with bulk copies, PF_PACKED tiles ahead. prefill_unpack.h or prefill_sealed.h unpacks them one after
+ * another into stages (buffers in shared memory). Pages that several blocks need are unpacked only once (prefill_share.h). One
  * fence per tile makes the keys of this tile and the values of the previous tile visible to the matrix products. */
 /* Makes this warp's stores visible to the matrix products of threads that wait for the mbarrier, and then arrives at the
  * mbarrier. */
@@ -56,9 +57,10 @@ FKV_FN void pf_unpack_first_tile(fkv_shared s, const pf_item &x) {
     if (s.index % 32 == 0) fkv_mbarrier_arrive(s, pf_mbarrier(PF_PACKED_EMPTY, 0));
 }
 
-/* Waits until the first tile has been unpacked. Before a warpgroup waits for the second tile in the first buffer of packed tiles,
- * it must know that the first one has arrived, because an mbarrier distinguishes only two phases. Called before the warpgroup's
- * next arrival at this mbarrier, so the next phase cannot end before the wait. */
+/* Waits until the first tile has been unpacked. An mbarrier distinguishes only two phases. Before a warpgroup waits at
+ * PF_PACKED_FULL of buffer 0 for the second tile in this buffer, it must therefore know that the first tile has arrived. This
+ * function waits at PF_FULL of stage 0. It is called before the warpgroup's next arrival at PF_FULL, so the next phase cannot end
+ * before the wait. */
 FKV_FN void pf_wait_for_first_tile(fkv_shared s) { fkv_mbarrier_wait(s, pf_mbarrier(PF_FULL, 0), 0); }
 
 /* Code of the first warpgroup, which unpacks keys. */
@@ -91,8 +93,7 @@ FKV_FN void pf_feed_keys(fkv_shared s, const pf_item &x) {
     pf_publish(s, pf_mbarrier(PF_FULL, stage)); /* publishes the values of the last tile */
 }
 
-/* Starts copying the packed tile that follows `tile` in the same buffer, as soon as this buffer is empty. Called by one thread.
- */
+/* Starts copying the tile that follows `tile` in the buffer `packed`, once the buffer is empty. Called by one thread. */
 FKV_FN void pf_load_next_tile(fkv_shared s, const pf_item &x, fkv_u32 tile, int packed, fkv_u32 packed_phase, fkv_u32 page) {
     if (tile + PF_PACKED >= x.n_tiles) return;
     fkv_mbarrier_wait(s, pf_mbarrier(PF_PACKED_EMPTY, packed), packed_phase);
@@ -100,7 +101,8 @@ FKV_FN void pf_load_next_tile(fkv_shared s, const pf_item &x, fkv_u32 tile, int 
 }
 
 /* Code of the second warpgroup, which unpacks values. The values of a tile are published together with the keys of the next tile,
- * on the same mbarrier. The first thread of the warpgroup starts the copies of all packed tiles except the first. */
+ * on the same mbarrier. The first thread of the warpgroup starts the copies of all packed tiles except the first or, if the block
+ * shares pages, the copy of its first page for the group. */
 FKV_FN void pf_feed_values(fkv_shared s, const pf_item &x) {
     pf_value_share own = pf_values_of(s);
     int packed = 1 % PF_PACKED;
@@ -115,8 +117,7 @@ FKV_FN void pf_feed_values(fkv_shared s, const pf_item &x) {
     /* The next arrivals at the mbarrier of stage 0 must not be counted in its first phase, which ends when the first tile is
      * published. */
     if (PF_STAGES == 1) pf_wait_for_first_tile(s);
-    /* the MMA warpgroups publish the values of the first tile together with its keys, so only the arrival remains to be made here
-     */
+    /* only the arrival is left, because the MMA warpgroups publish the values of the first tile with its keys */
     if (s.index % 32 == 0) fkv_mbarrier_arrive(s, pf_mbarrier(PF_FULL, 1 % PF_STAGES));
 #if FKV_PREFILL_SHARERS > 0
     if (pf_shares(x)) {

@@ -150,8 +150,8 @@ constexpr int PF_AT_UNITS = PF_AT_WHERE + 16;          /* array of PF_STAGES + 1
  * (prefill_share.h) */
 constexpr int PF_AT_NUMBER = PF_AT_UNITS + 4 * 144;
 constexpr int PF_AT_READY = PF_AT_NUMBER + 4; /* number of tiles known to be in the ring or in an open image (prefill_share.h) */
-constexpr int PF_AT_SHARED_END = PF_AT_NUMBER + 12; /* the shared pages, decided by one thread; see pf_take_shared_end() */
-constexpr int PF_AT_THROUGH = PF_AT_NUMBER + 8;     /* number of tiles after the first that are finished (prefill_share.h) */
+constexpr int PF_AT_SHARED_PAGES = PF_AT_NUMBER + 12; /* the shared pages, decided by one thread; see pf_take_shared_pages() */
+constexpr int PF_AT_THROUGH = PF_AT_NUMBER + 8;       /* number of tiles after the first that are finished (prefill_share.h) */
 constexpr int PF_AT_END = FKV_SEALED ? PF_AT_NUMBER + 16 : PF_AT_UNITS;
 constexpr int PF_OUT_STRIDE = FKV_D + 4; /* stride of the output rows, in floats; output rows may overwrite everything before
                                             PF_AT_NONFINITE or, if pages are shared, before PF_AT_PACKED */

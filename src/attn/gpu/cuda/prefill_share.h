@@ -4,24 +4,26 @@
  * FKV_PREFILL_SHARERS of these blocks form a group. They are called its members. In a group of n blocks, each block unpacks every
  * n-th sealed page into a ring buffer in device memory, and all blocks load the unpacked pages from this ring by bulk copy. The
  * queries of a group may be in several spans. The members in the last span need the most sealed pages; all members take part in
- * unpacking these pages. Each open page has its own image in device memory, which is also unpacked by members and loaded by bulk
- * copy. The first tile is the only one that every block unpacks for itself. The ring and the images are small enough to stay in
- * the L2 cache. The channel offsets of PF_FOUR sealed pages are stored together, so sealed pages become available four at a time.
+ * unpacking these pages. Open pages except the first page of the sequence are also unpacked only once, each into a separate
+ * buffer in device memory (an open image). The first page, which is the first tile, is unpacked by every block for itself. The
+ * ring and the open images are small enough to stay in the L2 cache. The channel offsets of PF_FOUR sealed pages are stored
+ * together, so sealed pages become available four at a time.
  *
  * The blocks of a group wait for each other, so all of them must be running. When a block starts, it obtains its place in the
  * grid from a counter, so all blocks with lower places have already started. On a busy device, the last blocks of a group may be
  * unable to start before the first blocks end. A group therefore shares pages only if all its blocks start within
- * FKV_PREFILL_PATIENCE polls (pf_agree_to_share()). Results are bit-identical whether or not pages are shared. Launches must not
- * overlap. Blocks of wide heads (PF_WIDE) do not share pages, and FKV_PREFILL_SHARERS is 0.
+ * FKV_PREFILL_PATIENCE polls (pf_agree_to_share()). Results are bit-identical whether or not pages are shared. Launches with the
+ * same ring memory must not overlap. Blocks of wide heads (PF_WIDE) do not share pages, and FKV_PREFILL_SHARERS is 0.
  */
 
 #if FKV_PREFILL_SHARERS > 0
 /* Layout of the device memory. It starts with three counters: the number of blocks that have started, the number of blocks that
- * have finished with the ring, and the number of future launches in which blocks must not wait. The counters are followed by
- * PF_RING_WORDS words for each ring (see pf_share), by the decision of each group, by the slots of all rings, and by the open
- * images of all rings. Groups g and g + PF_RINGS use the same ring and the same open images, one after the other. The words of a
- * ring contain a tag that identifies the group. The last block of a launch decrements the third counter if it is not 0, and
- * resets all other words to 0. */
+ * have finished with the ring, and the number of launches, including the current one, in which blocks must not begin to wait. The
+ * counters are followed by PF_RING_WORDS words for each ring (see pf_share), by the decision of each group, by the slots of all
+ * rings, and by the open images of all rings. Groups g and g + PF_RINGS use the same ring and the same open images, one after the
+ * other. The words of a ring contain a tag that identifies the group. The last block of a launch decrements the third counter if
+ * it is not 0. It resets the other counters, the words of the rings and the decisions to 0, but not the slots and the open
+ * images. */
 constexpr bool PF_SHARES = FKV_WINDOW == 0 && FKV_R <= PF_ROWS;
 constexpr fkv_u32 PF_SHARERS = FKV_PREFILL_SHARERS, PF_RINGS = FKV_PREFILL_RINGS, PF_SLOTS = FKV_PREFILL_SLOTS;
 constexpr fkv_u32 PF_RING_WORDS = 128, PF_THROUGH_AT = 16, PF_OPEN_K_READY_AT = 32, PF_OPEN_V_READY_AT = 64;
@@ -29,12 +31,12 @@ constexpr fkv_u32 PF_STARTED_AT = 0, PF_ENDED_AT = 1, PF_BACKOFF_AT = 2;
 constexpr fkv_u32 PF_DECISIONS_AT = (1 + PF_RINGS) * PF_RING_WORDS, PF_DECISIONS = FKV_PREFILL_DECISIONS;
 constexpr fkv_u32 PF_TAG = 1u << 20, PF_TAGS = 4096; /* a ring word is a tag, which is a multiple of PF_TAG, plus a number */
 constexpr fkv_u32 PF_ENDED = PF_TAG - 1, PF_ALL_RELEASED = PF_TAG - 2; /* special numbers of released pages; see pf_share */
-constexpr fkv_u32 PF_IMAGE_UNIT = PF_K_BYTES + PF_TILE_BYTES;          /* byte offset of pf_page_unit in a page image */
+constexpr fkv_u32 PF_IMAGE_UNIT = PF_K_BYTES + PF_TILE_BYTES;          /* byte offset of pf_page_unit in a slot of the ring */
 constexpr fkv_u32 PF_IMAGE_BYTES = (PF_IMAGE_UNIT + (int)sizeof(pf_page_unit) + 127) / 128 * 128;
 constexpr fkv_u32 PF_IMAGES_AT = (PF_DECISIONS_AT + PF_DECISIONS) * 4;
 /* An open image is a buffer for an unpacked open page. PF_OPEN_BAD is the offset of an array of 64 one-byte flags, one per token.
- * A flag is 1 if any value of the token is beyond the range of fp16. PF_OPEN_PAGES is the largest number of pages from the start
- * of a group's first span to its last query. */
+ * A flag is 1 if any V value of the token is beyond the range of fp16. PF_OPEN_PAGES is the largest number of pages from the
+ * start of a group's first span to its last query. */
 constexpr fkv_u32 PF_TILE_QUERIES = PF_ROWS / FKV_R < FKV_PAGE_TOKENS ? PF_ROWS / FKV_R : FKV_PAGE_TOKENS;
 constexpr fkv_u32 PF_OPEN_PAGES =
     (PF_SHARERS * PF_TILE_QUERIES + FKV_PAGE_TOKENS - 1) / FKV_PAGE_TOKENS + 1 + (FKV_OPEN_SPAN - 1);
@@ -43,7 +45,7 @@ constexpr fkv_u32 PF_OPEN_BAD = PF_OPEN_UNIT + (fkv_u32)sizeof(pf_page_unit), PF
 constexpr fkv_u32 PF_OPEN_IMAGES_AT = PF_IMAGES_AT + PF_RINGS * PF_SLOTS * PF_IMAGE_BYTES;
 static_assert(!PF_SHARES || PF_OPEN_IMAGES_AT + PF_RINGS * PF_OPEN_PAGES * PF_OPEN_BYTES <= FKV_PREFILL_RING_BYTES,
               "fkv_prefill_ring_bytes() is too small");
-static_assert(PF_OPEN_PAGES / FKV_OPEN_SPAN < 8, "pf_decide_shared_end() stores numbers of spans in three bits");
+static_assert(PF_OPEN_PAGES / FKV_OPEN_SPAN < 8, "pf_decide_shared_pages() stores numbers of spans in three bits");
 static_assert(PF_OUT_BYTES <= PF_AT_PACKED,
               "the output rows must not overwrite a page that is being unpacked for other members of the group");
 static_assert(!PF_SHARES || PF_PACKED >= 2, "open pages are unpacked from the second buffer for packed tiles");
@@ -58,10 +60,10 @@ static_assert(PF_DECISIONS / PF_RINGS + 2 < PF_TAGS, "there must be a tag for ev
 
 /* The group to which a thread block belongs, and the ring that this group uses. */
 struct pf_share {
-    /* Tagged words of the ring. ready: the index plus 1 of the page in each slot. through: the number of pages that each member
-     * has released, PF_ALL_RELEASED if it needs no more sealed pages, or PF_ENDED if its block has finished with the ring and the
-     * open images. open_ready: for each open page, 1 once its keys (open_ready[0]) or its values (open_ready[1]) are in its
-     * image. */
+    /* Tagged words of the ring. ready: j + 1 for the shared page j in each slot, which is page j + 1 of the sequence. through:
+     * the number of pages that each member has released, PF_ALL_RELEASED if it needs no more sealed pages, or PF_ENDED if its
+     * block has finished with the ring and the open images. open_ready: for each open page, 1 once its keys (open_ready[0]) or
+     * its values (open_ready[1]) are in its image. */
     fkv_u32 *ready, *through, *open_ready[2];
     fkv_u8 *images, *open_images;
     fkv_u32 member, n_members;
@@ -115,9 +117,9 @@ FKV_FN fkv_place pf_take_number(fkv_shared s, fkv_place place, const void *ring,
 /* Returns true if the group shares its pages, which requires that all members have started. Called by one thread of the block.
  * n_started is a value of the counter of started blocks, which the caller has read. The first member that stops waiting, or finds
  * that all members have started, stores the group's decision. All members follow this decision, so no member relies on another
- * member that has stopped waiting. After a timeout, blocks do not wait during the next PF_BACKOFF launches, because the process
- * may be limited to a part of the device (MPS). In these launches, a group shares pages only if the first member to decide finds
- * that all members have started. */
+ * member that has stopped waiting. After a timeout, no block begins to wait in the rest of the launch and in the next PF_BACKOFF
+ * - 1 launches, because the process may be limited to a part of the device (MPS). In these launches, a group shares pages only if
+ * the first member to decide finds that all members have started. */
 constexpr fkv_u32 PF_DECIDED_SHARE = 1, PF_DECIDED_ALONE = 2, PF_BACKOFF = 256;
 FKV_FN bool pf_agree_to_share(const pf_item &x, fkv_u32 n_started) {
     fkv_u32 *words = (fkv_u32 *)x.ring, *decision = words + PF_DECISIONS_AT + pf_group_of(x);
@@ -163,20 +165,21 @@ FKV_FN pf_group_pages pf_pages_of_group(const pf_item &x) {
     return pages;
 }
 
-/* Decides which pages the group shares, and stores the decision in shared memory: shared_end + PF_TAG * (number of later spans
- * whose sealed pages the group unpacks + 8 * number of earlier spans with queries of the group + 64 * number of open pages of the
- * last span). Called by one thread. */
-FKV_FN void pf_decide_shared_end(fkv_shared s, const pf_item &x) {
+/* Determines which pages the block shares with its group, and stores them as one word in shared memory. The word is 1 if the
+ * group does not share pages. Otherwise, it is the end of the sealed pages that this block reads + PF_TAG * (number of spans from
+ * the block's span to the group's last span + 8 * number of spans from the group's first span to the block's span + 64 * number
+ * of open pages of the last span). Called by one thread. */
+FKV_FN void pf_decide_shared_pages(fkv_shared s, const pf_item &x) {
     fkv_u32 n_started = PF_SHARES ? fkv_load_relaxed((fkv_u32 *)x.ring + PF_STARTED_AT) : 0;
     pf_group_pages pages = pf_pages_of_group(x);
     fkv_u32 own = pf_sealed_end(x.position), word = 1;
     if (pages.end > 1 && pf_agree_to_share(x, n_started))
         word = own + PF_TAG * ((pages.end - own) / FKV_OPEN_SPAN + 8 * ((own - pages.begin) / FKV_OPEN_SPAN) +
                                64 * (pages.open_end - pages.end));
-    *(fkv_u32 *)(s.base + PF_AT_SHARED_END) = word;
+    *(fkv_u32 *)(s.base + PF_AT_SHARED_PAGES) = word;
 }
-FKV_FN void pf_take_shared_end(fkv_shared s, pf_item &x) {
-    fkv_u32 word = fkv_get4(s, PF_AT_SHARED_END), more = word / PF_TAG;
+FKV_FN void pf_take_shared_pages(fkv_shared s, pf_item &x) {
+    fkv_u32 word = fkv_get4(s, PF_AT_SHARED_PAGES), more = word / PF_TAG;
     x.shared_end = word % PF_TAG;
     x.group_end = x.shared_end + more % 8 * FKV_OPEN_SPAN;
     x.open_begin = x.shared_end - more / 8 % 8 * FKV_OPEN_SPAN;
@@ -234,21 +237,26 @@ FKV_FN void pf_offer_page(fkv_shared s, const pf_item &x, const pf_share &share,
     if (j + share.n_members + 1 < x.group_end) pf_load_page_to_share(s, x, j + share.n_members);
 }
 
-/* The next two functions unpack the first page that this block unpacks for the group, one function for each unpacking warpgroup.
- * Both warpgroups take part, because other blocks wait for the page. */
+/* Waits until the first page that this block unpacks for the group has arrived and its slot is free. Returns false if there is no
+ * such page. Called by a warpgroup. */
+FKV_FN bool pf_begin_first_page(fkv_shared s, const pf_item &x, const pf_share &share, fkv_u32 team) {
+    if (share.member + 1 >= x.group_end) return false;
+    fkv_mbarrier_wait(s, pf_mbarrier(PF_TO_SHARE_FULL, 0), 0);
+    pf_wait_for_slot(s, share, share.member, team);
+    return true;
+}
+
+/* The next two functions unpack this page, one function for each unpacking warpgroup. Both warpgroups take part, because other
+ * blocks wait for the page. */
 FKV_FN void pf_share_first_keys(fkv_shared s, const pf_item &x, const pf_key_share &own) {
     pf_share share = pf_share_of(x);
-    if (share.member + 1 >= x.group_end) return;
-    fkv_mbarrier_wait(s, pf_mbarrier(PF_TO_SHARE_FULL, 0), 0);
-    pf_wait_for_slot(s, share, share.member, 2);
+    if (!pf_begin_first_page(s, x, share, 2)) return;
     pf_share_keys(s, share, share.member, own);
     pf_offer_page(s, x, share, share.member, 4, 256);
 }
 FKV_FN void pf_share_first_values(fkv_shared s, const pf_item &x, const pf_value_share &own) {
     pf_share share = pf_share_of(x);
-    if (share.member + 1 >= x.group_end) return;
-    fkv_mbarrier_wait(s, pf_mbarrier(PF_TO_SHARE_FULL, 0), 0);
-    pf_wait_for_slot(s, share, share.member, 3);
+    if (!pf_begin_first_page(s, x, share, 3)) return;
     pf_share_values(s, share, share.member, own);
     pf_offer_page(s, x, share, share.member, 4, 256);
 }

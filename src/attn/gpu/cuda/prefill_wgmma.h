@@ -669,7 +669,7 @@ FKV_FN void fkv_attend_prefill(fkv_place place, fkv_u32 *shared, const void *q, 
         pf_load_first_tiles(s, x, 0, FKV_SEALED ? 1 : PF_PACKED);
     }
 #if FKV_SEALED && FKV_PREFILL_SHARERS > 0
-    if (s.index == 32) pf_decide_shared_end(s, x); /* in the second warp, at the same time as the code above */
+    if (s.index == 32) pf_decide_shared_pages(s, x); /* in the second warp, at the same time as the code above */
 #endif
     fkv_sync_warp();
     pf_put_queries(s, x, q, queries);
@@ -680,7 +680,7 @@ FKV_FN void fkv_attend_prefill(fkv_place place, fkv_u32 *shared, const void *q, 
     fkv_publish();
     fkv_sync();
 #if FKV_SEALED && FKV_PREFILL_SHARERS > 0
-    pf_take_shared_end(s, x);
+    pf_take_shared_pages(s, x);
 #endif
     if ((int)s.index < 128 * PF_FEEDERS) {
         fkv_fewer_registers<PF_REGS_UNPACK>();
