@@ -911,7 +911,9 @@ def a_running_model_stays_within_its_plan():
         expect(abs(result["open_bytes"] - result["plan_bytes"]) < 2 ** 20 and result["peak_bytes"] < result["open_bytes"] + 2 ** 20, result)
         with open(picture, encoding="utf-8") as file:
             expect("computed" in file.read(), "the plot does not label computed lines")
-        lazy = answer("bench", "flat", "-c", "2048", "--lazy")
+        lazy = answer("bench", "flat", "-c", "2048", "--chunk", "300", "--lazy")
+        ends = [length for length, _ in lazy["samples"] if length <= 2048 - 256]  # the last tokens are decoded
+        expect(ends == [0, *range(256, 2048 - 255, 256)], "chunks do not end at page boundaries", ends)
         expect(lazy["open_bytes"] + 2 ** 20 < lazy["end_bytes"] < lazy["plan_bytes"] + 2 ** 20, lazy)
 
 

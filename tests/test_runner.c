@@ -341,6 +341,39 @@ START_TEST(saved_prompt_continues_bit_identically_in_the_same_model_only) {
 }
 END_TEST
 
+/* A prompt continues after a prefix that ends inside a page. Only the first chunk after the prefix is shorter than the others. */
+START_TEST(chunks_after_an_unaligned_prefix_end_at_page_boundaries) {
+    static float expected[SAME_TOKENS * NEEDLE_VOCAB];
+    static float got[SAME_TOKENS * NEEDLE_VOCAB];
+    enum { STEP = 64, PREFIX = 21 };
+    uint32_t tokens[SAME_TOKENS];
+    model_book_tokens(3000, tokens, SAME_TOKENS);
+    fkv_model *model = load("models/needle");
+    fkv_runner_config config = fkv_runner_config_default();
+    config.max_tokens = 4 * SAME_TOKENS;
+    config.max_seqs = 2;
+    config.page_tokens = 16;
+    config.max_step_tokens = config.max_logit_rows = STEP;
+    fkv_runner *runner = model_runner(model, config);
+    model_run(runner, model_seq(runner, SAME_TOKENS), tokens, SAME_TOKENS, STEP, NEEDLE_VOCAB, expected);
+    const fkv_seq seq = model_seq(runner, SAME_TOKENS);
+    model_run(runner, seq, tokens, PREFIX, PREFIX, NEEDLE_VOCAB, got);
+    static const uint32_t ends[] = {80, 144, SAME_TOKENS};
+    uint32_t length = PREFIX;
+    for (uint32_t i = 0; i < sizeof ends / sizeof ends[0]; i++) {
+        const uint32_t n = fkv_runner_chunk(runner, length, SAME_TOKENS - length);
+        ck_assert_uint_eq(length + n, ends[i]);
+        model_run(runner, seq, tokens + length, n, n, NEEDLE_VOCAB, got + (size_t)length * NEEDLE_VOCAB);
+        length += n;
+    }
+    check_same(got, expected, "after an unaligned prefix");
+    ck_assert_uint_eq(fkv_runner_chunk(runner, length, 0), 0);
+    ck_assert_uint_eq(fkv_runner_chunk(NULL, 0, 1), 0);
+    fkv_runner_close(runner);
+    fkv_model_close(model);
+}
+END_TEST
+
 /* Truncates a sequence repeatedly, mostly by more than a page, and checks the logits of the next tokens. */
 START_TEST(truncation_to_any_length_recomputes_what_is_sealed) {
     static float expected[SAME_TOKENS * NEEDLE_VOCAB];
@@ -595,6 +628,7 @@ TEST_MAIN("runner", logits_of_every_architecture_match_the_reference, bounded_co
           large_key_biases_do_not_reduce_precision, layers_that_share_pages_are_not_planned,
           chunked_attention_is_limited_to_one_chunk, embeddings_require_their_runner,
           logits_of_all_features_are_bit_identical_in_chunks_and_single_tokens, logits_are_bit_identical_in_chunks_and_batches,
-          saved_prompt_continues_bit_identically_in_the_same_model_only, truncation_to_any_length_recomputes_what_is_sealed,
-          stories_match_the_output_of_llama2c, planted_fact_is_found, runner_uses_exactly_the_planned_memory,
-          activations_do_not_grow_with_the_context, rejected_step_has_no_effect, invalid_configurations_are_rejected)
+          saved_prompt_continues_bit_identically_in_the_same_model_only, chunks_after_an_unaligned_prefix_end_at_page_boundaries,
+          truncation_to_any_length_recomputes_what_is_sealed, stories_match_the_output_of_llama2c, planted_fact_is_found,
+          runner_uses_exactly_the_planned_memory, activations_do_not_grow_with_the_context, rejected_step_has_no_effect,
+          invalid_configurations_are_rejected)

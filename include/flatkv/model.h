@@ -338,6 +338,11 @@ typedef struct fkv_tokens {
  * MLX, each step is a single evaluation of one graph. */
 FKV_API fkv_status fkv_runner_forward(fkv_runner *runner, const fkv_tokens *rows, uint32_t n_rows, const float **logits);
 
+/* Returns the number of tokens that the next step should append to a sequence of `length` tokens if n_left tokens of its prompt
+ * remain. The result is at most max_step_tokens. If max_step_tokens is at least four pages, a chunk that does not reach the end
+ * of the prompt ends at a page boundary, so that attention kernels divide it into as few tiles as possible. */
+FKV_API uint32_t fkv_runner_chunk(const fkv_runner *runner, uint32_t length, uint32_t n_left);
+
 /* Runs a step like fkv_runner_forward(), but leaves it open, so that the caller can discard tokens after it has read the logits
  * (speculative decoding). The caller must end the step with fkv_runner_accept(). Until then, no other step can run, and the
  * caller may close sequences but must not change them in any other way. The logits are valid until the next step. */

@@ -110,7 +110,8 @@ static int run_flat(flat *f) {
     int code = load_flat_model(f);
     if (code != EXIT_GOOD) return code;
     f->config = model_options_runner(&f->o->model, f->n_tokens);
-    code = memory_line_begin(&f->line, (fkv_backend)f->o->model.device, f->n_tokens / f->config.max_step_tokens + DECODED + 1);
+    const size_t n_chunks = session_max_chunks(f->n_tokens, f->config.max_step_tokens);
+    code = memory_line_begin(&f->line, (fkv_backend)f->o->model.device, n_chunks + DECODED);
     if (code == EXIT_GOOD) code = session_open(&f->session, f->model, &f->config);
     if (code != EXIT_GOOD) return code;
     memory_line_watch(&f->line, &f->session);

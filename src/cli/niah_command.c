@@ -69,7 +69,8 @@ static int run_codec(niah *n, const codec_choice *codec, kit_json *json) {
     config.max_logit_rows = config.max_step_tokens < NIAH_LOGIT_ROWS ? config.max_step_tokens : NIAH_LOGIT_ROWS;
     int code = EXIT_GOOD;
     if (n->o->line != NULL)
-        code = memory_line_begin(&n->line, (fkv_backend)n->o->model.device, longest(n) / config.max_step_tokens + 256);
+        code = memory_line_begin(&n->line, (fkv_backend)n->o->model.device,
+                                 session_max_chunks(longest(n), config.max_step_tokens) + 256);
     if (code == EXIT_GOOD) code = session_open(&n->session, n->model, &config);
     if (code == EXIT_GOOD && n->o->line != NULL) memory_line_watch(&n->line, &n->session);
     if (code == EXIT_GOOD) code = n->o->n_facts > 0 ? niah_facts_run(n, codec, json) : niah_grid_run(n, codec, json);

@@ -150,8 +150,8 @@ static int score_window(ppl *p, uint32_t *window) {
     for (uint32_t at = 0; at < n - 1;) {
         bool scored = at >= first;
         uint32_t room = (scored ? n - 1 : first) - at;
-        uint32_t most = scored ? scored_chunk : chunk;
-        uint32_t part = room < most ? room : most;
+        const uint32_t scored_part = room < scored_chunk ? room : scored_chunk;
+        const uint32_t part = scored ? scored_part : fkv_runner_chunk(p->lanes[0].session.runner, at, room);
         int code = run_lanes(p, window, at, part, scored);
         if (code != EXIT_GOOD) return code;
         at += part;

@@ -44,7 +44,8 @@ static int run_step(model_session *s, const uint32_t *tokens, uint32_t n, fkv_lo
 int session_feed(model_session *s, const uint32_t *tokens, size_t n, const float **logits, progress_bar *progress) {
     for (size_t at = 0; at < n;) {
         if (cli_interrupted()) return EXIT_INTERRUPTED;
-        uint32_t part = n - at < s->chunk ? (uint32_t)(n - at) : s->chunk;
+        const uint32_t left = n - at < UINT32_MAX ? (uint32_t)(n - at) : UINT32_MAX;
+        const uint32_t part = fkv_runner_chunk(s->runner, s->length, left);
         bool last = at + part == n && logits != NULL;
         int code = run_step(s, tokens + at, part, last ? FKV_LOGITS_LAST : FKV_LOGITS_NONE, last ? logits : NULL);
         if (code != EXIT_GOOD) return code;
@@ -52,6 +53,10 @@ int session_feed(model_session *s, const uint32_t *tokens, size_t n, const float
         progress_add(progress, part);
     }
     return EXIT_GOOD;
+}
+
+size_t session_max_chunks(size_t n, uint32_t max_step_tokens) {
+    return n * 4 / ((size_t)max_step_tokens * 3) + 1; /* each chunk except the last has at least 3/4 of max_step_tokens */
 }
 
 int session_feed_all(model_session *s, const uint32_t *tokens, uint32_t n, const float **logits) {

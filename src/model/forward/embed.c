@@ -5,7 +5,7 @@
 
 static fkv_status run_tokens(fkv_runner *r, fkv_seq seq, const uint32_t *tokens, uint32_t n_tokens, const float **state) {
     for (uint32_t at = 0; at < n_tokens;) {
-        const uint32_t n = fkv_min_u32(n_tokens - at, r->config.max_step_tokens);
+        const uint32_t n = fkv_runner_chunk(r, at, n_tokens - at);
         const bool is_last = at + n == n_tokens;
         const fkv_tokens row = {
             .seq = seq, .tokens = tokens + at, .n_tokens = n, .logits = is_last ? FKV_LOGITS_LAST : FKV_LOGITS_NONE};

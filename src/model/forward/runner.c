@@ -8,6 +8,7 @@
 
 #include "../../base/cpu.h"
 #include "../../base/memory.h"
+#include "../../base/prefill_chunk.h"
 #include "../files/tensor_rows.h"
 #include "../rope_scaling.h"
 
@@ -458,6 +459,11 @@ void fkv_runner_close(fkv_runner *runner) {
     if (runner->step != NULL) (void)fkv_step_abort(runner->step);
     runner->model->backend->close(runner);
     fkv_map_close(runner, runner->bytes);
+}
+
+uint32_t fkv_runner_chunk(const fkv_runner *runner, uint32_t length, uint32_t n_left) {
+    if (runner == NULL) return 0;
+    return fkv_prefill_chunk(runner->config.page_tokens, length, n_left, runner->config.max_step_tokens);
 }
 
 fkv_cache *fkv_runner_cache(fkv_runner *runner) { return runner != NULL ? runner->cache : NULL; }

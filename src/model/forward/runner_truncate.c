@@ -10,7 +10,7 @@ fkv_status fkv_runner_truncate(fkv_runner *runner, fkv_seq seq, const uint32_t *
     FKV_TRY(fkv_seq_reachable(cache, seq, n_tokens, &length));
     FKV_TRY(fkv_seq_truncate(cache, seq, length));
     while (length < n_tokens) {
-        const uint32_t n = fkv_min_u32(n_tokens - length, runner->config.max_step_tokens);
+        const uint32_t n = fkv_runner_chunk(runner, length, n_tokens - length);
         const fkv_tokens row = {.seq = seq, .tokens = tokens + length, .n_tokens = n, .logits = FKV_LOGITS_NONE};
         FKV_TRY(fkv_runner_forward(runner, &row, 1, NULL));
         length += n;
