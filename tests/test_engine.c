@@ -4,6 +4,7 @@
  * The next token is a function of the last token and its position, so the test can predict every answer. Sequences and pages are
  * those of a real cache.
  */
+#include "../src/base/prefill_chunk.h"
 #include "../src/engine/recent_prefixes.h"
 #include "../src/engine/scheduler.h"
 #include "cache_fixture.h"
@@ -27,6 +28,15 @@ enum {
     DRAFT = 3
 };
 
+/* A prefill chunk that does not reach the end of its prompt. */
+typedef struct partial_chunk {
+    fkv_seq seq;
+    uint32_t from;
+    uint32_t n;
+} partial_chunk;
+
+enum { MAX_PARTIAL_CHUNKS = 512 };
+
 typedef struct fixture {
     fkv_cache *cache;
     fkv_step *step; /* current step */
@@ -40,6 +50,8 @@ typedef struct fixture {
     bool broken;     /* true to make the device fail */
     double stopped;  /* number of seconds by which the clock jumps in the next step, as if the process had been suspended */
     fkv_job *leaves; /* job that is cancelled in the middle of the next step; NULL if there is none */
+    partial_chunk partial[MAX_PARTIAL_CHUNKS]; /* the first partial chunks of all prompts */
+    uint32_t n_partial;
 } fixture;
 
 static bool drafts; /* true if fixtures opened from now on use drafts; the model then generates mostly repetitive text */
@@ -89,6 +101,8 @@ static fkv_status fake_verify(void *user, const fkv_tokens *rows, uint32_t n_row
         uint32_t length = 0;
         if (fkv_seq_length(w->cache, rows[i].seq, &length) != FKV_OK) abort();
         cache_rows[i] = (fkv_row){rows[i].seq, rows[i].n_tokens};
+        if (rows[i].logits == FKV_LOGITS_NONE && w->n_partial < MAX_PARTIAL_CHUNKS)
+            w->partial[w->n_partial++] = (partial_chunk){rows[i].seq, length, rows[i].n_tokens};
         seconds += (rows[i].n_tokens == 1 || rows[i].logits == FKV_LOGITS_ALL ? 0.0004 : 0.0005) * rows[i].n_tokens;
         uint32_t first = rows[i].logits == FKV_LOGITS_ALL ? 0 : rows[i].n_tokens - 1;
         for (uint32_t k = first; rows[i].logits != FKV_LOGITS_NONE && k < rows[i].n_tokens; k++) {
@@ -818,6 +832,88 @@ START_TEST(prefill_chunks_are_multiples_of_the_row_block) {
 }
 END_TEST
 
+static void submit_prompt(fixture *w, uint32_t i, uint32_t n_prompt, int32_t priority) {
+    all[i] = (client_view){.max_new = MAX_NEW, .n = 1};
+    tokens_of(&all[i], 20 + i, 0, n_prompt);
+    ck_ok(submit(w, &all[i], (fkv_request){.tenant = 1, .priority = priority}));
+}
+
+/* A long prompt with a cached prefix starts in the rest of a step and at a time when other requests decode. Its first chunk is
+ * short and ends inside a page. All later chunks end at page boundaries, and the next prompt receives the rest of their steps. */
+START_TEST(long_prefill_chunks_end_at_page_boundaries) {
+    static fixture w;
+    fkv_engine_config config = quick_config();
+    enum { N_DECODING = 3, PREFIX = 2 * PAGE, LONG_CHUNK = FKV_LONG_CHUNK_PAGES * PAGE };
+    config.step_ms = 1000.0; /* large enough for steps of STEP_TOKENS tokens */
+    open_fixture(&w, &config);
+    submit_after_prefix(&w, N_CLIENTS - 1, PREFIX, 1); /* adds the prefix to the cache */
+    (void)run_all(&w);
+    for (uint32_t i = 0; i < N_DECODING; i++) submit_prompt(&w, i, 20, 0);
+    (void)fkv_scheduler_turn(&w.scheduler);
+    w.n_partial = 0;
+    submit_prompt(&w, N_DECODING, STEP_TOKENS - N_DECODING - PAGE / 2, 1); /* leaves half a page of the step to the next prompt */
+    submit_after_prefix(&w, N_DECODING + 1, PREFIX, 700);
+    submit_prompt(&w, N_DECODING + 2, 500, 0);
+    uint32_t n_full = 0; /* number of full steps that compute chunks of two prompts */
+    while (w.scheduler.n_running + w.scheduler.queue.n > 0) {
+        (void)fkv_scheduler_turn(&w.scheduler);
+        uint32_t n = 0;
+        uint32_t n_chunks = 0;
+        for (uint32_t i = 0; i < w.scheduler.n_rows; i++) {
+            n += w.scheduler.rows[i].n_tokens;
+            n_chunks += w.scheduler.rows[i].n_tokens > 1;
+        }
+        n_full += n == STEP_TOKENS && n_chunks == 2;
+    }
+    ck_assert_uint_eq(all[N_DECODING + 1].n_cached, PREFIX);
+    ck_assert_uint_eq(w.partial[0].from, PREFIX);
+    ck_assert_uint_eq(w.partial[0].n, PAGE / 2);
+    uint32_t n_long = 0;
+    for (uint32_t i = 0; i < w.n_partial; i++) {
+        if (w.partial[i].n < LONG_CHUNK - PAGE) continue;
+        ck_assert_uint_eq((w.partial[i].from + w.partial[i].n) % PAGE, 0);
+        n_long++;
+    }
+    ck_assert_uint_ge(n_long, 8);
+    ck_assert_uint_ge(n_full, 5);
+    close_fixture(&w);
+}
+END_TEST
+
+/* Chunks are computed in order, without gaps, even if a step has room for only one token. */
+START_TEST(prefill_makes_progress_in_steps_of_any_size) {
+    static fixture w;
+    fkv_engine_config config = quick_config();
+    static const double step_ms[] = {0.001, 1000.0};
+    for (uint32_t round = 0; round < 12; round++) {
+        config.step_ms = step_ms[round % 2]; /* with the first one, decoding alone exceeds the target step time */
+        open_fixture(&w, &config);
+        w.scheduler.device.max_step_tokens = MAX_SEQS + 1 + round / 2 * (PAGE - 1);
+        for (uint32_t i = 0; i < MAX_SEQS; i++) submit_prompt(&w, i, i < MAX_SEQS - 2 ? 20 : 200, 0);
+        (void)run_all(&w);
+        for (uint32_t i = 0; i < MAX_SEQS; i++) ck_assert_int_eq(all[i].reason, FKV_FINISH_LENGTH);
+        for (uint32_t i = 0; i < w.n_partial; i++) {
+            uint32_t end = 0; /* end of the previous chunk of the same prompt */
+            for (uint32_t k = 0; k < i; k++)
+                if (w.partial[k].seq == w.partial[i].seq) end = w.partial[k].from + w.partial[k].n;
+            ck_assert_uint_eq(w.partial[i].from, end);
+            ck_assert_uint_gt(w.partial[i].n, 0);
+        }
+        close_fixture(&w);
+    }
+    for (uint32_t from = 0; from < 3 * PAGE; from++)
+        for (uint32_t most = 1; most < 8 * PAGE; most++) {
+            const uint32_t n = fkv_prefill_chunk(PAGE, from, 6 * PAGE, most);
+            if (most >= 6 * PAGE)
+                ck_assert_uint_eq(n, 6 * PAGE);
+            else if (most < FKV_LONG_CHUNK_PAGES * PAGE)
+                ck_assert_uint_eq(n, most);
+            else
+                ck_assert(n <= most && n > most - PAGE && (from + n) % PAGE == 0);
+        }
+}
+END_TEST
+
 START_TEST(drafts_and_forks_obey_a_mask) {
     static fixture w;
     fkv_engine_config config = quick_config();
@@ -920,4 +1016,5 @@ TEST_MAIN("engine", random_requests_cancels_and_tenants_keep_all_invariants, sha
           request_that_can_never_fit_is_rejected_with_the_sizes, stop_strings_end_the_text_before_them,
           prompts_with_sealed_layers_share_all_pages_before_they_diverge, held_text_is_what_could_become_a_stop_string,
           drafts_are_tried_only_as_far_as_they_pay_off, prefill_chunks_are_multiples_of_the_row_block,
-          drafts_and_forks_obey_a_mask, every_failed_request_receives_the_reason, steps_allocate_nothing)
+          long_prefill_chunks_end_at_page_boundaries, prefill_makes_progress_in_steps_of_any_size, drafts_and_forks_obey_a_mask,
+          every_failed_request_receives_the_reason, steps_allocate_nothing)

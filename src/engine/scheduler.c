@@ -1,6 +1,7 @@
 /* See scheduler.h. */
 #include "scheduler.h"
 
+#include "../base/prefill_chunk.h"
 #include "token_logprobs.h"
 
 #include <math.h>
@@ -531,6 +532,7 @@ static fkv_step_work build_step(fkv_scheduler *s) {
         if (n == 0 && first) n = fkv_min_u32(most, MIN_CHUNK);
         if (n == 0) break;
         n = cut_at_snapshot(s, job, from, n);
+        n = fkv_prefill_chunk(s->device.page_tokens, from, job->r.n_prompt - from, n);
         first = false;
         work.n_prefill += n;
         work.history += fkv_step_history(from, n);
