@@ -158,6 +158,9 @@ FKV_FN void pf_unpack(fkv_shared s, const pf_item &x) {
         pf_feed_keys(s, x);
     else
         pf_feed_values(s, x);
+#if FKV_PREFILL_SHARERS > 0
+    pf_release_ring(s, x);
+#endif
 }
 #else
 FKV_FN void pf_unpack(fkv_shared s, const pf_item &x) {

@@ -409,10 +409,19 @@ FKV_FN void pf_load_shared_values(fkv_shared s, const pf_item &x) {
 }
 
 /* Waits for the previous group on the ring, marks this block as finished with the ring, and increments the number of such blocks.
- * Called by all threads after the last shared tile has been processed. */
+ * Called by both unpacking warpgroups after their last tile. The matrix products of the last tiles are then still running, which
+ * hides the latency of this function. */
 FKV_FN void pf_release_ring(fkv_shared s, const pf_item &x) {
-    if (s.index != 0 || !PF_SHARES) return;
+    if (!PF_SHARES) return;
+    fkv_sync_warp();
+    fkv_sync_team(4, 256);
+    if (s.index != 0) return;
     if (pf_may_share(x.table)) {
+        /* the bulk copies of the last tiles may still be reading the open images; all earlier copies are complete */
+        for (fkv_u32 i = 0; i < PF_STAGES && x.shared_end > 1; i++) {
+            fkv_u32 tile = x.n_tiles - i;
+            fkv_mbarrier_wait(s, pf_mbarrier(PF_FULL, (int)(tile % PF_STAGES)), tile / PF_STAGES % 2);
+        }
         pf_share share = pf_share_of(x);
         for (fkv_u32 i = 0; i < share.n_before; i++) fkv_wait_at_least(share.through + i, share.tag - 1);
         fkv_store_release(share.through + share.member, share.tag + PF_ENDED);

@@ -690,10 +690,6 @@ FKV_FN void fkv_attend_prefill(fkv_place place, fkv_u32 *shared, const void *q, 
         pf_multiply(s, x, sink_logits);
     }
     fkv_sync();
-#if FKV_SEALED && FKV_PREFILL_SHARERS > 0
-    pf_release_ring(s, x);
-    fkv_sync_warp();
-#endif
     pf_store_outputs(s, x, out);
 #if FKV_SEALED && FKV_PREFILL_SHARERS > 0
     pf_reset_ring(s, x);
