@@ -45,6 +45,7 @@ enum {
     FKV_HOST_MAX_LANES = 8 * 512,
     FKV_HOST_SHARED_BYTES = 228 * 1024,
     FKV_HOST_TEAMS = 8,
+    FKV_HOST_LATE_COPIES = 512, /* per lane */
     FKV_HOST_STACK_BYTES = 256 * 1024,
     FKV_HOST_PATIENCE = 1024
 };
@@ -68,9 +69,24 @@ FKV_FN void fkv_host_barrier_wait(fkv_host_barrier &barrier, fkv_u32 n) {
     fkv_host_store_notify(barrier.round, own + 1);
 }
 
+/* Asynchronous copies of 16 bytes that a lane has started. A copy takes effect at some time between its start and the end of the
+ * wait for its group. The emulation uses both extremes: it executes the copies of some groups at once, and the copies of the
+ * other groups (`late`) during the wait. */
+struct fkv_host_copy {
+    void *to;
+    const void *from;
+    fkv_u32 group;
+};
+struct fkv_host_copies {
+    fkv_u32 n_groups = 0;
+    fkv_u32 n_late = 0;
+    fkv_host_copy late[FKV_HOST_LATE_COPIES];
+};
+
 struct fkv_host_warp {
     fkv_host_barrier barrier;
     fkv_u32 given[2][32][8]; /* words exchanged by the lanes; with two buffers, one barrier per exchange suffices */
+    fkv_host_copies copies[32];
 };
 
 /* Emulated mbarrier. A phase ends after n arrivals, and the phase bit then flips. A wait for a phase returns when that phase has
@@ -223,6 +239,7 @@ FKV_FN void fkv_host_blocks(fkv_host_launch *launch, fkv_u32 index) {
     const fkv_u32 n_threads = launch->blocks->n_threads;
     for (fkv_u32 i = index / n_threads; i < grid[0] * grid[1] * grid[2]; i += launch->n_blocks) {
         launch->call(launch->body, fkv_place{index % n_threads, i % grid[0], i / grid[0] % grid[1], i / grid[0] / grid[1]});
+        fkv_host_thread.warp->copies[fkv_host_thread.lane].n_late = 0;
         /* wait for all lanes, because the next block reuses the shared memory */
         fkv_host_barrier_wait(launch->blocks[index / n_threads].barrier, n_threads);
         if (index == 0) fkv_host_next_block();
