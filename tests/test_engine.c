@@ -50,7 +50,7 @@ typedef struct fixture {
     bool broken;     /* true to make the device fail */
     double stopped;  /* number of seconds by which the clock jumps in the next step, as if the process had been suspended */
     fkv_job *leaves; /* job that is cancelled in the middle of the next step; NULL if there is none */
-    partial_chunk partial[MAX_PARTIAL_CHUNKS]; /* the first partial chunks of all prompts */
+    partial_chunk partial[MAX_PARTIAL_CHUNKS]; /* the first MAX_PARTIAL_CHUNKS partial chunks, in order of time */
     uint32_t n_partial;
 } fixture;
 
@@ -838,8 +838,9 @@ static void submit_prompt(fixture *w, uint32_t i, uint32_t n_prompt, int32_t pri
     ck_ok(submit(w, &all[i], (fkv_request){.tenant = 1, .priority = priority}));
 }
 
-/* A long prompt with a cached prefix starts in the rest of a step and at a time when other requests decode. Its first chunk is
- * short and ends inside a page. All later chunks end at page boundaries, and the next prompt receives the rest of their steps. */
+/* A long prompt with a cached prefix starts in the room that another prompt leaves in a step, while other requests decode. Its
+ * first chunk is short and ends inside a page. All later chunks except the last end at page boundaries. The next prompt uses the
+ * room that these chunks leave in their steps. */
 START_TEST(long_prefill_chunks_end_at_page_boundaries) {
     static fixture w;
     fkv_engine_config config = quick_config();
@@ -851,7 +852,7 @@ START_TEST(long_prefill_chunks_end_at_page_boundaries) {
     for (uint32_t i = 0; i < N_DECODING; i++) submit_prompt(&w, i, 20, 0);
     (void)fkv_scheduler_turn(&w.scheduler);
     w.n_partial = 0;
-    submit_prompt(&w, N_DECODING, STEP_TOKENS - N_DECODING - PAGE / 2, 1); /* leaves half a page of the step to the next prompt */
+    submit_prompt(&w, N_DECODING, STEP_TOKENS - N_DECODING - PAGE / 2, 1); /* leaves half a page for the next prompt */
     submit_after_prefix(&w, N_DECODING + 1, PREFIX, 700);
     submit_prompt(&w, N_DECODING + 2, 500, 0);
     uint32_t n_full = 0; /* number of full steps that compute chunks of two prompts */
@@ -886,7 +887,7 @@ START_TEST(prefill_makes_progress_in_steps_of_any_size) {
     fkv_engine_config config = quick_config();
     static const double step_ms[] = {0.001, 1000.0};
     for (uint32_t round = 0; round < 12; round++) {
-        config.step_ms = step_ms[round % 2]; /* with the first one, decoding alone exceeds the target step time */
+        config.step_ms = step_ms[round % 2]; /* with the first value, decoding alone exceeds the target step time */
         open_fixture(&w, &config);
         w.scheduler.device.max_step_tokens = MAX_SEQS + 1 + round / 2 * (PAGE - 1);
         for (uint32_t i = 0; i < MAX_SEQS; i++) submit_prompt(&w, i, i < MAX_SEQS - 2 ? 20 : 200, 0);

@@ -340,7 +340,8 @@ FKV_API fkv_status fkv_runner_forward(fkv_runner *runner, const fkv_tokens *rows
 
 /* Returns the number of tokens that the next step should append to a sequence of `length` tokens if n_left tokens of its prompt
  * remain. The result is at most max_step_tokens. If max_step_tokens is at least four pages, a chunk that does not reach the end
- * of the prompt ends at a page boundary, so that attention kernels divide it into as few tiles as possible. */
+ * of the prompt ends at a page boundary, so that attention kernels divide it into as few tiles as possible. Returns 0 if runner
+ * is NULL. */
 FKV_API uint32_t fkv_runner_chunk(const fkv_runner *runner, uint32_t length, uint32_t n_left);
 
 /* Runs a step like fkv_runner_forward(), but leaves it open, so that the caller can discard tokens after it has read the logits

@@ -6,7 +6,7 @@
 
 #include "base.h"
 
-/* Minimum length, in pages, of a chunk that is shortened. Such a chunk loses less than a quarter of its tokens. */
+/* Minimum length, in pages, of a chunk before it is shortened. Shortening removes less than a quarter of its tokens. */
 enum { FKV_LONG_CHUNK_PAGES = 4 };
 
 /* Returns the length of a prefill chunk that starts at position `from`, if n_left tokens of the prompt remain and the step has

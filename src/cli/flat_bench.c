@@ -123,7 +123,7 @@ static int run_flat(flat *f) {
     if (f->o->svg != NULL) {
         char subtitle[160];
         char name[CODEC_NAME];
-        snprintf(subtitle, sizeof subtitle, "%s; %u tokens, %s; filled in steps of %u%s", f->o->model.model, f->n_tokens,
+        snprintf(subtitle, sizeof subtitle, "%s; %u tokens, %s; filled in steps of at most %u%s", f->o->model.model, f->n_tokens,
                  codec_name(&f->o->model.codecs.codecs[0], name), f->config.max_step_tokens, f->o->model.lazy ? "; lazy" : "");
         code = memory_line_draw(&f->line, &wide, subtitle, f->o->svg);
     }

@@ -29,12 +29,12 @@ int session_open(model_session *s, const fkv_model *model, const fkv_runner_conf
 int session_open_empty(model_session *s, const fkv_model *model, const fkv_runner_config *config);
 int session_begin(model_session *s); /* opens an empty sequence */
 
-/* Feeds tokens in chunks of the lengths that fkv_runner_chunk() returns. After Ctrl-C, stops between two chunks and returns
+/* Feeds tokens in chunks whose lengths are determined by fkv_runner_chunk(). After Ctrl-C, stops between two chunks and returns
  * EXIT_INTERRUPTED without printing a message; the sequence keeps the tokens fed so far. If logits is not NULL, *logits receives
  * the logits of the last token. progress may be NULL. */
 int session_feed(model_session *s, const uint32_t *tokens, size_t n, const float **logits, progress_bar *progress);
 
-/* Returns an upper bound on the number of chunks in which session_feed() feeds n tokens. */
+/* Returns an upper bound on the number of chunks that session_feed() needs for n tokens. */
 size_t session_max_chunks(size_t n, uint32_t max_step_tokens);
 
 /* Runs one step of at most `chunk` tokens. *logits: [n, n_vocab], the logits of every token. Returns an exit code. */

@@ -528,11 +528,13 @@ static fkv_step_work build_step(fkv_scheduler *s) {
         uint32_t from = job->answers[0].n_fed;
         uint32_t most = fkv_min_u32(left, job->r.n_prompt - from);
         uint32_t n = fkv_step_cost_max_prefill(&s->cost, work, from, most, s->config.step_ms / 1000.0);
-        if (n < most) n = round_to_row_blocks(s->device.max_step_tokens - left, n, most);
+        if (n < most)
+            n = round_to_row_blocks(s->device.max_step_tokens - left, n, most);
+        else
+            n = fkv_prefill_chunk(s->device.page_tokens, from, job->r.n_prompt - from, n);
         if (n == 0 && first) n = fkv_min_u32(most, MIN_CHUNK);
         if (n == 0) break;
         n = cut_at_snapshot(s, job, from, n);
-        n = fkv_prefill_chunk(s->device.page_tokens, from, job->r.n_prompt - from, n);
         first = false;
         work.n_prefill += n;
         work.history += fkv_step_history(from, n);

@@ -146,8 +146,8 @@ constexpr int PF_AT_MBARRIERS = PF_AT_SUMS + PF_GROUPS * PF_ROWS * 4;
 constexpr int PF_AT_NONFINITE = PF_AT_MBARRIERS + 176; /* one byte per row: 1 if a non-finite value is visible to the row */
 constexpr int PF_AT_WHERE = PF_AT_NONFINITE + PF_ROWS; /* {position, first_row, n_rows} of the block, for pf_mark_rows() */
 constexpr int PF_AT_UNITS = PF_AT_WHERE + 16;          /* array of PF_STAGES + 1 pf_page_unit, for sealed pages */
-/* number of blocks that started before this block; at the end of a block, 1 if it is the last block of the launch, 0 otherwise
- * (prefill_share.h) */
+/* number of blocks that started before this block; after the block has released the ring, 1 if it is the last block of the launch
+ * to do so, 0 otherwise (prefill_share.h) */
 constexpr int PF_AT_NUMBER = PF_AT_UNITS + 4 * 144;
 constexpr int PF_AT_READY = PF_AT_NUMBER + 4; /* number of tiles known to be in the ring or in an open image (prefill_share.h) */
 constexpr int PF_AT_SHARED_PAGES = PF_AT_NUMBER + 12; /* the shared pages, decided by one thread; see pf_take_shared_pages() */

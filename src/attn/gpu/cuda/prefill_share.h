@@ -417,7 +417,8 @@ FKV_FN void pf_release_ring(fkv_shared s, const pf_item &x) {
     fkv_sync_team(4, 256);
     if (s.index != 0) return;
     if (pf_may_share(x.table)) {
-        /* the bulk copies of the last tiles may still be reading the open images; all earlier copies are complete */
+        /* wait for the bulk copies of the last tiles, which may still be reading the open images; all earlier copies are complete
+         */
         for (fkv_u32 i = 0; i < PF_STAGES && x.shared_end > 1; i++) {
             fkv_u32 tile = x.n_tiles - i;
             fkv_mbarrier_wait(s, pf_mbarrier(PF_FULL, (int)(tile % PF_STAGES)), tile / PF_STAGES % 2);
@@ -430,8 +431,8 @@ FKV_FN void pf_release_ring(fkv_shared s, const pf_item &x) {
     *(fkv_u32 *)(s.base + PF_AT_NUMBER) = fkv_fetch_increment((fkv_u32 *)x.ring + PF_ENDED_AT) + 1 == n_blocks;
 }
 
-/* Resets the control words in device memory if this block is the last one of the launch. Called by all threads when the block
- * ends. */
+/* Resets the control words in device memory if this block is the last one to release the ring. Called by all threads when the
+ * block ends. */
 FKV_FN void pf_reset_ring(fkv_shared s, const pf_item &x) {
     if (!PF_SHARES) return;
     fkv_u32 *words = (fkv_u32 *)x.ring;

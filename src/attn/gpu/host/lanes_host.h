@@ -70,14 +70,14 @@ FKV_FN void fkv_host_barrier_wait(fkv_host_barrier &barrier, fkv_u32 n) {
 }
 
 /* Asynchronous copies of 16 bytes that a lane has started. A copy takes effect at some time between its start and the end of the
- * wait for its group. The emulation uses both extremes: it executes the copies of some groups at once, and the copies of the
+ * wait for its group. The emulation uses both extremes: it executes the copies of some groups immediately, and the copies of the
  * other groups (`late`) during the wait. */
 struct fkv_host_copy {
     void *to;
     const void *from;
     fkv_u32 group;
 };
-struct fkv_host_copies {
+struct fkv_host_lane_copies {
     fkv_u32 n_groups = 0;
     fkv_u32 n_late = 0;
     fkv_host_copy late[FKV_HOST_LATE_COPIES];
@@ -86,7 +86,7 @@ struct fkv_host_copies {
 struct fkv_host_warp {
     fkv_host_barrier barrier;
     fkv_u32 given[2][32][8]; /* words exchanged by the lanes; with two buffers, one barrier per exchange suffices */
-    fkv_host_copies copies[32];
+    fkv_host_lane_copies copies[32];
 };
 
 /* Emulated mbarrier. A phase ends after n arrivals, and the phase bit then flips. A wait for a phase returns when that phase has

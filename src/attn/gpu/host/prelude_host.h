@@ -112,10 +112,12 @@ FKV_FN fkv_u32 fkv_stream1(const fkv_u8 *at) { return *at; }
 
 FKV_FN fkv_words4 fkv_shared16(const fkv_u32 *at) { return fkv_host_load<fkv_words4>((const fkv_u8 *)at); }
 
-FKV_FN fkv_host_copies &fkv_host_own_copies() { return fkv_host_thread.warp->copies[fkv_host_thread.lane]; }
+FKV_FN fkv_host_lane_copies &fkv_host_own_copies() { return fkv_host_thread.warp->copies[fkv_host_thread.lane]; }
 FKV_FN void fkv_async_copy16(fkv_u32 *to, const fkv_u8 *at) {
-    fkv_host_copies &own = fkv_host_own_copies();
-    bool late = __builtin_parity(own.n_groups) != 0; /* an irregular sequence, so that each kind of group is sometimes late */
+    fkv_host_lane_copies &own = fkv_host_own_copies();
+    /* The Thue-Morse sequence is not periodic. If a kernel starts different kinds of groups in a fixed cycle, each kind is
+     * sometimes late. */
+    bool late = __builtin_parity(own.n_groups) != 0;
     if (!late) memcpy(to, __builtin_assume_aligned(at, 16), 16);
     if (late && own.n_late == FKV_HOST_LATE_COPIES) abort();
     if (late) own.late[own.n_late++] = {to, at, own.n_groups};
@@ -123,7 +125,7 @@ FKV_FN void fkv_async_copy16(fkv_u32 *to, const fkv_u8 *at) {
 FKV_FN void fkv_async_copy_commit() { fkv_host_own_copies().n_groups++; }
 /* Executes the lane's late copies, except those of its last n groups. */
 FKV_FN void fkv_host_finish_copies(fkv_u32 n) {
-    fkv_host_copies &own = fkv_host_own_copies();
+    fkv_host_lane_copies &own = fkv_host_own_copies();
     fkv_u32 n_left = 0;
     for (fkv_u32 i = 0; i < own.n_late; i++) {
         if (own.late[i].group + n < own.n_groups)
