@@ -341,8 +341,8 @@ START_TEST(saved_prompt_continues_bit_identically_in_the_same_model_only) {
 }
 END_TEST
 
-/* A prompt continues after a prefix that ends inside a page. The first chunk after the prefix is shorter, so that
- * all chunks except the last end at page boundaries. */
+/* A prompt continues after a prefix that ends inside a page. The first chunk after the prefix is shorter, so that all chunks
+ * except the last end at page boundaries. */
 START_TEST(chunks_after_an_unaligned_prefix_end_at_page_boundaries) {
     static float expected[SAME_TOKENS * NEEDLE_VOCAB];
     static float got[SAME_TOKENS * NEEDLE_VOCAB];

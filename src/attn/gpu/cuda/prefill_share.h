@@ -417,8 +417,7 @@ FKV_FN void pf_release_ring(fkv_shared s, const pf_item &x) {
     fkv_sync_team(4, 256);
     if (s.index != 0) return;
     if (pf_may_share(x.table)) {
-        /* wait for the bulk copies of the last tiles, which may still be reading the open images; all earlier copies are complete
-         */
+        /* The bulk copies of the last tiles may still be reading the open images. All earlier copies are complete. */
         for (fkv_u32 i = 0; i < PF_STAGES && x.shared_end > 1; i++) {
             fkv_u32 tile = x.n_tiles - i;
             fkv_mbarrier_wait(s, pf_mbarrier(PF_FULL, (int)(tile % PF_STAGES)), tile / PF_STAGES % 2);

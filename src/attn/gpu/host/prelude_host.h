@@ -118,9 +118,12 @@ FKV_FN void fkv_async_copy16(fkv_u32 *to, const fkv_u8 *at) {
     /* The Thue-Morse sequence is not periodic. If a kernel starts different kinds of groups in a fixed cycle, each kind is
      * sometimes late. */
     bool late = __builtin_parity(own.n_groups) != 0;
-    if (!late) memcpy(to, __builtin_assume_aligned(at, 16), 16);
-    if (late && own.n_late == FKV_HOST_LATE_COPIES) abort();
-    if (late) own.late[own.n_late++] = {to, at, own.n_groups};
+    if (!late) {
+        memcpy(to, __builtin_assume_aligned(at, 16), 16);
+        return;
+    }
+    if (own.n_late == FKV_HOST_LATE_COPIES) abort();
+    own.late[own.n_late++] = {to, at, own.n_groups};
 }
 FKV_FN void fkv_async_copy_commit() { fkv_host_own_copies().n_groups++; }
 /* Executes the lane's late copies, except those of its last n groups. */
