@@ -18,7 +18,9 @@
 #include "bench_mlx_roof.h"
 #include "bench_util.h"
 
+#include "../src/base/float16.h"
 #include "../src/codec/rotation.h"
+#include "../src/codec/sealed.h"
 #include "../src/mlx/mlx_codec.h"
 
 #include <flatkv/mlx.h>
@@ -52,6 +54,7 @@ static int row_dim(const mlx_case *c) { return c->dim + c->rope; }
 
 #define SEALED_K(n) {.bits = (n), .kind = FKV_CODEC_SEALED}
 #define SEALED_V(n) {.bits = (n), .kind = FKV_CODEC_SEALED_V}
+#define CALIBRATED(n) {.bits = (n), .kind = FKV_CODEC_CALIBRATED}
 #define TURBO(n) {.bits = (n), .kind = FKV_CODEC_TURBO}
 
 /* The cases of docs/results.md. */
@@ -76,6 +79,8 @@ static const mlx_case all_cases[] = {
     {"decode s2", 32, 8, 128, 1, 131072, 1, SEALED_K(2), SEALED_V(2)},
     {"prefill s3", 32, 8, 128, 1, 32768, 512, SEALED_K(3), SEALED_V(3)},
     {"prefill s2", 32, 8, 128, 1, 32768, 512, SEALED_K(2), SEALED_V(2)},
+    {"decode calibrated", 32, 8, 128, 1, 131072, 1, CALIBRATED(4), SEALED_V(4)},
+    {"prefill calibrated", 32, 8, 128, 1, 32768, 512, CALIBRATED(4), SEALED_V(4)},
     {"prefill of wide heads sealed", 32, 2, 256, 1, 32768, 512, SEALED_K(4), SEALED_V(4)},
     {"prefill of wide heads 8/4", 32, 2, 256, 1, 32768, 512, {8, 64}, {4, 64}},
     {"decode latent 8", 16, 1, 512, 1, 131072, 1, {8, 64}, {0}, FKV_ROTATE_NONE, 64},
@@ -224,6 +229,13 @@ static void write_tokens(mlx_bench *b, fkv_step *step, mlx_array k, mlx_array v)
     check(b, "writing the history");
 }
 
+/* Sets the bits of each key channel of a layer with calibrated keys: half of the channels have 4 bits, a quarter has 6 and a
+ * quarter has 2. */
+static void set_channel_bits(const mlx_case *c, uint8_t *bits) {
+    static const uint8_t pattern[] = {4, 6, 4, 2};
+    for (int i = 0; i < c->kv_heads * c->dim; i++) bits[i] = pattern[(i * 5 + i / 16) % 4];
+}
+
 /* Opens a cache whose sequences hold all tokens except the new ones. Then begins a step and writes the new tokens. */
 static void open_cache(mlx_bench *b) {
     const mlx_case *c = &b->c;
@@ -236,12 +248,16 @@ static void open_cache(mlx_bench *b) {
     config.layer.scale = c->rope == 0 ? 0.0f : 1.0f / sqrtf((float)row_dim(c)); /* latent layers have no default scale */
     config.layer.k = c->k;
     config.layer.v = c->v;
+    uint8_t *bits = bench_take((size_t)c->kv_heads * (size_t)c->dim);
+    set_channel_bits(c, bits);
+    if (c->k.kind == FKV_CODEC_CALIBRATED) config.layer.channel_bits = bits;
     config.rotate = c->rotate;
     config.page_tokens = PAGE_TOKENS;
     config.max_seqs = (uint32_t)c->batch;
     config.max_tokens = (uint32_t)(c->batch * c->cached);
     config.max_step_tokens = (uint32_t)(c->batch * c->queries > FILL_TOKENS ? c->batch * c->queries : FILL_TOKENS);
     must(fkv_mlx_cache_open(&config, &b->device, &b->cache));
+    free(bits);
     fkv_row *rows = bench_take((size_t)c->batch * sizeof *rows);
     b->seqs = bench_take((size_t)c->batch * sizeof *b->seqs);
     const int history = c->cached - c->queries;
@@ -346,7 +362,9 @@ static void close_peer(mlx_bench *b) {
 
 /* ---- reference ---- */
 
-static bool is_sealed(fkv_codec_config codec) { return codec.kind == FKV_CODEC_SEALED || codec.kind == FKV_CODEC_SEALED_V; }
+static bool is_sealed(fkv_codec_config codec) {
+    return codec.kind == FKV_CODEC_SEALED || codec.kind == FKV_CODEC_SEALED_V || codec.kind == FKV_CODEC_CALIBRATED;
+}
 
 /* Slices tokens [from, end) and moves the token axis to the front: [B, G, L, D] -> [end - from, B, G, D]. */
 static mlx_array tokens_first(mlx_bench *b, mlx_array a, int from, int end) {
@@ -355,8 +373,57 @@ static mlx_array tokens_first(mlx_bench *b, mlx_array a, int from, int end) {
     return fkv_mlx_transpose(&b->g, some, FKV_MLX_SHAPE(2, 0, 1, 3));
 }
 
+/* Seals one page of calibrated keys and decodes it again. x: [PAGE_TOKENS, D] */
+static void seal_calibrated(const fkv_codec *codec, float *x) {
+    float bias[FKV_MAX_HEAD_DIM];
+    float inverse[FKV_MAX_HEAD_DIM];
+    uint8_t scales[2 * FKV_MAX_HEAD_DIM];
+    uint8_t biases[2 * FKV_MAX_HEAD_DIM];
+    for (uint32_t c = 0; c < codec->dim; c++) {
+        bias[c] = inverse[c] = x[c]; /* minimum and maximum of the channel */
+        for (uint32_t t = 1; t < PAGE_TOKENS; t++) {
+            bias[c] = fminf(bias[c], x[t * codec->dim + c]);
+            inverse[c] = fmaxf(inverse[c], x[t * codec->dim + c]);
+        }
+    }
+    fkv_sealed_key_lines(codec, bias, inverse, scales, biases);
+    for (uint32_t p = 0; p < codec->dim; p++) {
+        const uint32_t c = fkv_sealed_channel(codec, p);
+        const float scale = fkv_half_to_f32(codec->type, fkv_load_half(scales, p));
+        for (float *at = x + c; at < x + PAGE_TOKENS * codec->dim; at += codec->dim)
+            *at = bias[c] + scale * fminf(rintf((*at - bias[c]) * inverse[c]), fkv_sealed_bins(codec, p));
+    }
+}
+
+/* Seals full pages of calibrated keys and decodes them again, on the host. x: [N, PAGE_TOKENS, D] */
+static mlx_array calibrated_pages(mlx_bench *b, mlx_array x, int n, fkv_codec_config config) {
+    const mlx_case *c = &b->c;
+    fkv_codec codec;
+    must(fkv_codec_make(config, (uint32_t)c->dim, FKV_F16, &codec));
+    fkv_mlx_eval_one(&b->g, x);
+    check(b, "pages of calibrated keys");
+    const size_t page = (size_t)PAGE_TOKENS * (size_t)c->dim;
+    float *rows = bench_take((size_t)n * page * sizeof *rows);
+    memcpy(rows, mlx_array_data_float32(x), (size_t)n * page * sizeof *rows);
+    uint8_t *bits = bench_take((size_t)c->kv_heads * (size_t)c->dim);
+    set_channel_bits(c, bits);
+    const int pages = n / (c->batch * c->kv_heads);
+    for (int i = 0; i < n; i++) {
+        uint16_t channel[FKV_MAX_HEAD_DIM];
+        fkv_channel_order order;
+        fkv_channel_order_make(bits + (size_t)(i / pages % c->kv_heads) * (size_t)c->dim, (uint32_t)c->dim, channel, &order);
+        codec.channels = &order;
+        seal_calibrated(&codec, rows + (size_t)i * page);
+    }
+    mlx_array out = fkv_mlx_adopt(&b->g, mlx_array_new_data(rows, mlx_array_shape(x), 3, MLX_FLOAT32));
+    free(bits);
+    free(rows);
+    return out;
+}
+
 /* Seals full pages of rows and decodes them again. x: [N, PAGE_TOKENS, D] */
 static mlx_array sealed_pages(mlx_bench *b, mlx_array x, int n, fkv_codec_config config) {
+    if (config.kind == FKV_CODEC_CALIBRATED) return calibrated_pages(b, x, n, config);
     static fkv_mlx_state state; /* holds a graph that is separate from b->g; each call releases the arrays of the previous call */
     fkv_codec codec;
     must(fkv_codec_make(config, (uint32_t)b->c.dim, FKV_F16, &codec));
@@ -589,13 +656,13 @@ static uint64_t side_bytes(const mlx_case *c, uint32_t bits, uint32_t group) {
     return numbers * bits / 8 + (bits == 16 ? 0 : numbers / group * 4);
 }
 
-/* Returns the size, in bytes, of K or V in a case when stored with a flatkv codec. Sealed K has a scale and a bias per channel
- * and page. Sealed V and TurboQuant have one 16-bit value per row. */
+/* Returns the size, in bytes, of K or V in a case when stored with a flatkv codec. Sealed and calibrated K have a scale and a
+ * bias per channel and page. Sealed V and TurboQuant have one 16-bit value per row. */
 static uint64_t codec_bytes(const mlx_case *c, fkv_codec_config codec) {
     if (!is_sealed(codec) && codec.kind != FKV_CODEC_TURBO) return side_bytes(c, codec.bits, codec.group);
     const uint64_t numbers = side_numbers(c);
-    return numbers * codec.bits / 8 +
-           (codec.kind == FKV_CODEC_SEALED ? numbers / PAGE_TOKENS * 4 : numbers / (uint64_t)c->dim * 2);
+    const bool per_channel = codec.kind == FKV_CODEC_SEALED || codec.kind == FKV_CODEC_CALIBRATED;
+    return numbers * codec.bits / 8 + (per_channel ? numbers / PAGE_TOKENS * 4 : numbers / (uint64_t)c->dim * 2);
 }
 
 /* Returns the size, in bytes, of the RoPE channels of a latent layer, which have 16 bits. */
