@@ -101,6 +101,11 @@ static const attn_case kernel_cases[] = {
     {{4, 1, 256}, 18, 64, 0, 0, 0, FKV_ROTATE_V, FKV_F16, FKV_F32, true, 1, {{505, 1}}, .opens = true},
     {{8, 1, 256}, 18, 64, 270, 20, 0, FKV_ROTATE_V, FKV_BF16, FKV_BF16, true, 2, {{500, 1}, {63, 3}}, .sinks = 2, .opens = true},
     {{2, 1, 192}, 18, 64, 0, 0, 30, FKV_ROTATE_V, FKV_F16, FKV_F16, true, 1, {{310, 1}}, .opens = true},
+    /* calibrated keys whose prefill uses matrix instructions: all row types, rotated keys, windows, open pages with 16 bits, and
+     * a head dimension that is not a multiple of 64 */
+    {{8, 2, 128}, 23, 64, 0, 0, 0, FKV_ROTATE_V, FKV_F16, FKV_F16, true, 2, {{700, 1}, {318, 5}}, .opens = true},
+    {{4, 2, 128}, 24, 64, 200, 20, 30, FKV_ROTATE_KV, FKV_BF16, FKV_BF16, true, 2, {{400, 1}, {300, 4}}, .opens = true},
+    {{6, 2, 80}, 23, 64, 0, 0, 0, FKV_ROTATE_V, FKV_BF16, FKV_F32, true, 1, {{410, 1}}, .opens = true},
 };
 enum { N_KERNEL_CASES = sizeof kernel_cases / sizeof kernel_cases[0] };
 
@@ -133,8 +138,14 @@ enum { FIRST_SEALED_CASE = 35 };
 enum { LONE_PREFILL_CASE = 42 };
 
 /* Indices of the cases whose prefill is also compiled for groups of GROUP_BLOCKS blocks that share unpacked pages and run at the
- * same time: 64 and 32 queries per block. */
-enum { GROUP_PREFILL_CASE = 62, OTHER_GROUP_PREFILL_CASE = 42, GROUP_BLOCKS = 8, GROUP_RING_BYTES = 64 << 20 };
+ * same time: 64 queries per block, 32 queries per block, and calibrated keys. */
+enum {
+    GROUP_PREFILL_CASE = 62,
+    OTHER_GROUP_PREFILL_CASE = 42,
+    CALIBRATED_GROUP_PREFILL_CASE = 69,
+    GROUP_BLOCKS = 8,
+    GROUP_RING_BYTES = 64 << 20
+};
 
 /* Index of a sealed case whose prefill is compiled for a device with too few multiprocessors for a group of blocks, so that
  * blocks do not share pages. */
@@ -157,7 +168,8 @@ static inline bool kernel_case_has(uint32_t i, int kernel) {
     }
     if (kernel == SEAL) return kernel_cases[i].opens;
     if (kernel == KERNEL_LONE_PREFILL) return i == LONE_PREFILL_CASE;
-    if (kernel == KERNEL_GROUP_PREFILL) return i == GROUP_PREFILL_CASE || i == OTHER_GROUP_PREFILL_CASE;
+    if (kernel == KERNEL_GROUP_PREFILL)
+        return i == GROUP_PREFILL_CASE || i == OTHER_GROUP_PREFILL_CASE || i == CALIBRATED_GROUP_PREFILL_CASE;
     if (kernel == KERNEL_SIMDGROUP_DECODE)
         return shape->n_q_heads / shape->n_kv_heads > 4 && (i % 2 == 0 || kernel_cases[i].opens);
     if (kernel_cases[i].opens) /* needs no write kernel: open rows are written as with the 8/8 codec */

@@ -21,7 +21,7 @@ from ..plan import Plan
 from . import products
 
 #: version of flatkv's CUDA kernels in the identity of rows
-CUDA_KERNELS_VERSION = 3
+CUDA_KERNELS_VERSION = 4
 
 
 @dataclasses.dataclass(frozen=True)

@@ -132,7 +132,8 @@ static void emit_order(source_buffer *w, const fkv_attn_layer *layer) {
         return;
     }
     emit_text(w, "#define FKV_ORDER , FKV_DEVICE const fkv_u32 *order\n#define FKV_ORDER_GIVEN , order\n");
-    emit_line(w, "#define FKV_HEAD_ORDER , orders + place.y * %uu\n", fkv_kernel_order_words(layer));
+    emit_number(w, "ORDER_WORDS", fkv_kernel_order_words(layer));
+    emit_text(w, "#define FKV_HEAD_ORDER , orders + place.y * FKV_ORDER_WORDS\n");
 }
 
 static void emit_layer(source_buffer *w, const fkv_attn_layer *layer) {
@@ -175,14 +176,16 @@ static bool is_kind(const fkv_attn_layer *layer, fkv_codec_kind kind) {
     return layer->block.codec[FKV_SIDE_K].kind == kind || layer->block.codec[FKV_SIDE_V].kind == kind;
 }
 
-/* Returns true if decode of this layer uses decode_sealed.h for sealed pages. V must be sealed, and keys must not be calibrated.
- * If V has 4 bits, K must also have 4 bits. A page must have at least 32 tokens. */
-static bool has_sealed_mma(const fkv_attn_layer *layer) {
-    if (layer->calibrated) return false; /* the plain loops read calibrated keys */
+/* Returns true if the kernels for matrix instructions can unpack the sealed pages of this layer. V must be sealed. If V has 4
+ * bits, K must also have 4 bits. A page must have at least 32 tokens. */
+static bool has_mma_pages(const fkv_attn_layer *layer) {
     const fkv_codec *codec = layer->block.codec;
     return layer->sealed && codec[FKV_SIDE_V].kind == FKV_CODEC_SEALED_V &&
            (codec[FKV_SIDE_K].bits == 4 || codec[FKV_SIDE_V].bits < 4) && layer->block.page_tokens >= 2 * FKV_SEALED_TOKENS;
 }
+
+/* Returns true if decode of this layer uses decode_sealed.h for sealed pages. Decode of calibrated keys uses the plain loops. */
+static bool has_sealed_mma(const fkv_attn_layer *layer) { return has_mma_pages(layer) && !layer->calibrated; }
 
 /* Returns true if decode of this layer uses decode_sealed.h for codebook codes. The head dimension must be 128, there must be at
  * most four query heads per KV head, and a page must have at least 32 tokens.
@@ -216,8 +219,8 @@ static bool has_wide_sealed_prefill(const fkv_attn_layer *layer) {
 bool fkv_prefill_has_warpgroups(const fkv_attn_layer *layer) {
     if (is_latent(layer)) return has_latent_prefill(layer);
     if (!layer->sealed) return !is_kind(layer, FKV_CODEC_TURBO);
-    return has_sealed_mma(layer) && layer->block.page_tokens == PREFILL_KEYS &&
-           (layer->head_dim <= SLAB || has_wide_sealed_prefill(layer));
+    return has_mma_pages(layer) && layer->block.page_tokens == PREFILL_KEYS &&
+           (layer->head_dim <= SLAB || (has_wide_sealed_prefill(layer) && !layer->calibrated));
 }
 
 /* Constants of decode_latent.h. A static_assert in the generated source checks the size of the shared memory. */
@@ -338,7 +341,8 @@ uint64_t fkv_prefill_ring_bytes(fkv_kernel_device device, const fkv_attn_layer *
     const uint64_t row =
         fkv_ceil_div(layer->head_dim, 64) * 128; /* bytes per unpacked key; an unpacked value has the same size */
     const uint32_t unit = 144;                   /* sizeof(pf_page_unit); prefill_share.h checks this size with static_assert */
-    const uint64_t image = fkv_ceil_div((uint32_t)((PREFILL_KEYS + 8 + PREFILL_KEYS) * row + unit), 128) * 128;
+    const uint32_t high = layer->calibrated ? PREFILL_KEYS * 128 : 0; /* high bits of calibrated keys */
+    const uint64_t image = fkv_ceil_div((uint32_t)((PREFILL_KEYS + 8 + PREFILL_KEYS) * row + unit), 128) * 128 + high;
     const uint32_t queries = fkv_min_u32(fkv_prefill_queries(device, layer), PREFILL_KEYS); /* at most, per block */
     const uint32_t open_pages = fkv_ceil_div(sharers_of(device) * queries, PREFILL_KEYS) + FKV_OPEN_SPAN;
     return fkv_prefill_ring_words(device) * sizeof(uint32_t) +

@@ -14,7 +14,7 @@
 #include <stdio.h>
 
 /* Must be increased by every change to the MLX forward pass or to a flatkv kernel for MLX that changes bits of keys or values. */
-enum { ARRAY_NUMERICS_VERSION = 3, CUDA_NUMERICS_VERSION = 4 };
+enum { ARRAY_NUMERICS_VERSION = 3, CUDA_NUMERICS_VERSION = 5 };
 
 /* ---- plan ---- */
 

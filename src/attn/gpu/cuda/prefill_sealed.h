@@ -12,19 +12,24 @@
  * multiplied by the norms of the tokens. The stored values therefore have only seven significant bits, which saves power.
  *
  * Codes of 2 and 3 bits are expanded to nibbles when they are loaded into registers. For K, the number that is subtracted from
- * codes is PF_MIDDLE_CODE instead of 8.
+ * codes is 2 or 4 instead of 8 (pf_middle_code()).
+ *
+ * Calibrated keys: the channels of queries and keys in shared memory are in the channel order of the KV head, in which codes are
+ * packed. The values of 6-bit channels are not exact in fp16. Therefore, the tile of keys holds only the contribution of the low
+ * four bits of each code, scale * (low bits - 8). The contribution of the high two bits, 16 * scale * (high bits - 2), is stored
+ * in the buffer for low-order parts of open keys, and is used in a second matrix product. At most half of the channels have six
+ * bits, and these channels come first in the channel order, so this product covers only the first half of the channels.
  *
  * Open pages (the first page and the pages of the queries' own span) have rows of 8-bit codes. Each K value is split into two
  * fp16 values, which are used in two matrix products. Each V value is rounded to one fp16 value.
  */
 constexpr fkv_u32 PF_UNITS = FKV_D / 8;
-constexpr fkv_u32 PF_MIDDLE_CODE = 1u << (FKV_K_BITS - 1);
 /* Number of V lines (16 channels each) that the warpgroup unpacks at a time, and number of V lines per thread. */
 constexpr fkv_u32 PF_STEP_LINES = 256 / PF_KEYS;
 constexpr fkv_u32 PF_LINES = (FKV_D / 16 + PF_STEP_LINES - 1) / PF_STEP_LINES;
 constexpr fkv_u32 PF_V_LINE_BYTES = FKV_V_BITS == 4 ? 128 : 64; /* bytes of a line in the plane of low code bits, for 16 tokens */
 
-/* Layout of the rows of an open page in a packed tile. SIDE: opened::fkv_k_shape or opened::fkv_v_shape. If a tile is half of a
+/* Layout of the rows of an open page in a packed tile. SIDE: pf_open_k_shape or opened::fkv_v_shape. If a tile is half of a
  * page, it contains half of each array, at half of the array's offset in the page. */
 template <class SIDE> struct pf_open_tile {
     enum { CODE_BITS = SIDE::CODE_BITS, GROUP_CHANNELS = SIDE::GROUP_CHANNELS };
@@ -37,7 +42,12 @@ template <class SIDE> struct pf_open_tile {
     static_assert(CODES_AT % 16 == 0 && SCALES_AT % 16 == 0 && BIASES_AT % 16 == 0 && PF_KEYS * FACTOR_BYTES % 16 == 0,
                   "bulk copies require a multiple of 16 bytes");
 };
-typedef pf_open_tile<opened::fkv_k_shape> pf_open_k;
+#if FKV_CALIBRATED
+typedef opened::fkv_open_k_shape pf_open_k_shape;
+#else
+typedef opened::fkv_k_shape pf_open_k_shape;
+#endif
+typedef pf_open_tile<pf_open_k_shape> pf_open_k;
 typedef pf_open_tile<opened::fkv_v_shape> pf_open_v;
 
 /* Starts the bulk copies of the codes, scales and biases of PF_KEYS tokens of an open page. `first` is the slot of the first of
@@ -65,7 +75,7 @@ FKV_FN void pf_load_part(fkv_shared s, const pf_item &x, bool open, fkv_u32 page
     constexpr fkv_u32 k_bytes = PF_KEYS * FKV_K_ROW_BYTES, v_bytes = PF_KEYS * FKV_V_ROW_BYTES, norm_bytes = PF_KEYS * 2;
     fkv_bulk_copy_begin(s, mbarrier, open ? open_bytes : k_bytes + 2 * (2 * FKV_D) + v_bytes + norm_bytes);
     if (open) {
-        pf_load_open_rows<opened::fkv_k_shape>(s, mbarrier, at, block, first);
+        pf_load_open_rows<pf_open_k_shape>(s, mbarrier, at, block, first);
         pf_load_open_rows<opened::fkv_v_shape>(s, mbarrier, at, block, first);
     } else {
         fkv_bulk_copy(s, mbarrier, at + FKV_K_CODES, block + FKV_K_CODES + first * FKV_K_ROW_BYTES, k_bytes);
@@ -141,6 +151,9 @@ constexpr fkv_u32 PF_SPLIT = PF_UNITS <= 8 ? 2 : 1;    /* number of warps that s
 constexpr fkv_u32 PF_QUADS = PF_KEYS / 32 / PF_SPLIT;  /* number of groups of four tokens per thread */
 constexpr fkv_u32 PF_KEY_TURNS = (PF_UNITS + 15) / 16; /* number of units per thread; the warpgroup unpacks 16 units at a time */
 constexpr fkv_u32 PF_FOURS = (FKV_D + 127) / 128;      /* number of groups of four channels per lane, for pf_page_exponent() */
+constexpr fkv_u32 PF_CODE_WORDS = FKV_CALIBRATED ? 8 : 4; /* number of words that hold the codes of a unit of four tokens */
+constexpr fkv_u32 PF_HIGH_UNITS = FKV_CALIBRATED ? PF_HIGH_STEPS * 2 : 0; /* units in the product with the high bits of codes */
+static_assert(!FKV_CALIBRATED || PF_KEY_TURNS == 1, "pf_next_keys() does not support calibrated keys");
 
 /* Keys that a thread unpacks: one unit (8 channels) of each key in one or two groups of four tokens. Two groups are 32 tokens
  * apart. The assignment of units to threads avoids bank conflicts in the loads and stores of eight lanes. Offsets are in bytes,
@@ -149,7 +162,7 @@ constexpr fkv_u32 PF_FOURS = (FKV_D + 127) / 128;      /* number of groups of fo
 struct pf_key_share {
     fkv_u32 number;    /* index, in the unit, of the channel whose offset this thread computes */
     fkv_u32 codes_at;  /* byte offset, in the page, of the codes of the thread's first token */
-    fkv_u32 high_at;   /* the same for the high bits of 3-bit codes */
+    fkv_u32 high_at;   /* the same for the high bits of 3-bit codes; for calibrated keys, offset of the token's first line */
     fkv_u32 unit_at;   /* byte offset of the unit in the scales (and in the biases) of the page */
     fkv_u32 tile_at;   /* byte offset, in the tile, of the first token's unit */
     fkv_u32 offset_at; /* byte offset, in the tile, of the thread's channel in the first extra key */
@@ -162,8 +175,9 @@ FKV_FN pf_key_share pf_keys_of(fkv_shared s) {
     fkv_u32 key = (warp % PF_SPLIT * 2 + lane / 16) * 16 + quad * 4, number = lane / 4;
     fkv_u32 half = unit / 8 * (PF_K_ROWS * 128);
     return {number,
-            FKV_K_CODES + key / 16 * (16 * FKV_K_ROW_BYTES) + unit / (FKV_K_BITS == 4 ? 1 : 2) * 64 + key % 16 * 4,
-            FKV_K_CODES + key / 16 * (16 * FKV_K_ROW_BYTES) + (FKV_D / 16 + unit / 4) * 64 + key % 16 * 4,
+            FKV_K_CODES + key / 16 * (16 * FKV_K_ROW_BYTES) + unit / (FKV_K_BITS == 4 && !FKV_CALIBRATED ? 1 : 2) * 64 +
+                key % 16 * 4,
+            FKV_K_CODES + key / 16 * (16 * FKV_K_ROW_BYTES) + (FKV_CALIBRATED ? 0 : FKV_D / 16 + unit / 4) * 64 + key % 16 * 4,
             unit * 16,
             half + key * 128 + ((unit % 8) ^ (key % 8)) * 16,
             half + PF_KEYS * 128 + unit % 8 * 16 + pf_k_channel(number) * 2,
@@ -184,7 +198,7 @@ FKV_FN pf_key_share pf_next_keys(const pf_key_share &own, fkv_u32 turn) {
 }
 
 struct pf_taken_keys {
-    fkv_u32 codes[PF_QUADS][4];
+    fkv_u32 codes[PF_QUADS][PF_CODE_WORDS];
     fkv_u32 scales[4], four_scales[2 * PF_FOURS],
         four_biases[2 * PF_FOURS]; /* scales of the unit; scales and biases for pf_page_exponent() */
     fkv_u32 scale, bias;           /* scale and bias of the thread's channel */
@@ -225,15 +239,45 @@ FKV_FN fkv_u32 pf_take_norms(fkv_shared s, fkv_u32 page) {
     return lane < PF_KEYS / 2 ? fkv_get4(s, page + FKV_V_SCALES + lane * 4) : 0;
 }
 
+#if FKV_CALIBRATED
+/* Loads the codes of four tokens in one unit, and joins their digits. codes[2 * n + q] holds the codes of token n in four
+ * channels, one per byte. at: offset of the packed page plus that of the four tokens. */
+FKV_FN void pf_get_key_codes(fkv_shared s, const pf_key_share &own, fkv_u32 at, fkv_u32 *codes) {
+    fkv_u32 unit = own.unit_at / 16, n4 = pf_channels_with(s, 4), n6 = pf_channels_with(s, 6), w[4];
+    fkv_get16(s, at + own.codes_at, w);
+    FKV_UNROLL for (fkv_u32 n = 0; n < 4; n++) FKV_UNROLL for (fkv_u32 q = 0; q < 2; q++) codes[2 * n + q] =
+        w[n] >> (unit % 2 * 4 + 2 * q) & 0x03030303u;
+    if (unit * 8 >= n4) return;
+    fkv_get16(s, at + own.codes_at + FKV_D / 16 * 64, w);
+    FKV_UNROLL for (fkv_u32 q = 0; q < 2; q++) if (unit * 8 + 4 * q < n4) FKV_UNROLL for (fkv_u32 n = 0; n < 4; n++)
+        codes[2 * n + q] |= (w[n] >> (unit % 2 * 4 + 2 * q) & 0x03030303u) << 2;
+    FKV_UNROLL for (fkv_u32 q = 0; q < 2; q++) if (unit * 8 + 4 * q < n6) {
+        fkv_u32 quad = (FKV_D + n4) / 4 + unit * 2 + q;
+        fkv_get16(s, at + own.high_at + quad / 4 * 64, w);
+        FKV_UNROLL for (fkv_u32 n = 0; n < 4; n++) codes[2 * n + q] |= (w[n] >> quad % 4 * 2 & 0x03030303u) << 4;
+    }
+}
+
+/* Returns the number that is subtracted from the low four bits of a channel's codes, given its position in the channel order. */
+FKV_FN fkv_u32 pf_middle_code(fkv_shared s, fkv_u32 position) { return position < pf_channels_with(s, 4) ? 8 : 2; }
+
+/* Returns 1 if the channel has six bits, otherwise 0. */
+FKV_FN fkv_u32 pf_has_high_bits(fkv_shared s, fkv_u32 position) { return position < pf_channels_with(s, 6) ? 1 : 0; }
+#else
+FKV_FN void pf_get_key_codes(fkv_shared s, const pf_key_share &own, fkv_u32 at, fkv_u32 *codes) {
+    fkv_u32 lane = s.index % 32; /* unit % 4 is lane % 4 */
+    pf_get_codes<FKV_K_BITS>(s, at + own.codes_at, lane % 2 * 4, at + own.high_at, lane % 4 * 2, codes);
+}
+FKV_FN fkv_u32 pf_middle_code(fkv_shared, fkv_u32) { return 1u << (FKV_K_BITS - 1); }
+FKV_FN fkv_u32 pf_has_high_bits(fkv_shared, fkv_u32) { return 0; }
+#endif
+
 /* Loads into registers the codes, scales and norms that this thread unpacks. If the page is open, the loaded bytes are not
  * used. */
 FKV_FN void pf_take_keys(fkv_shared s, const pf_key_share &own, int packed, pf_taken_keys &k) {
     fkv_u32 lane = s.index % 32, page = (fkv_u32)(PF_AT_PACKED + packed * PF_PACKED_BYTES);
     fkv_u32 four = page + (lane * 4 < FKV_D ? lane * 8 : 0), channel = page + own.unit_at + own.number * 2;
-    /* unit % 4 is lane % 4 */
-    FKV_UNROLL for (fkv_u32 i = 0; i < PF_QUADS; i++)
-        pf_get_codes<FKV_K_BITS>(s, page + own.codes_at + i * (32 * FKV_K_ROW_BYTES), lane % 2 * 4,
-                                 page + own.high_at + i * (32 * FKV_K_ROW_BYTES), lane % 4 * 2, k.codes[i]);
+    FKV_UNROLL for (fkv_u32 i = 0; i < PF_QUADS; i++) pf_get_key_codes(s, own, page + i * (32 * FKV_K_ROW_BYTES), k.codes[i]);
     fkv_get16(s, page + FKV_K_SCALES + own.unit_at, k.scales);
     FKV_UNROLL for (fkv_u32 i = 0; i < PF_FOURS; i++) {
         if (i > 0) four = page + (i * 128 + lane * 4 < FKV_D ? i * 256 + lane * 8 : 0);
@@ -261,8 +305,9 @@ FKV_FN fkv_u32 pf_page_exponent(const pf_taken_keys &k) {
 /* Codes are inserted into the low bits of the fp16 value 1024.0, which gives 1024 + code for channels 0 to 3, and 1024 + 16 *
  * code for channels 4 to 7. The result is multiplied by the scale or, for channels 4 to 7, by 1/16 of the scale. To obtain scale
  * * (code - 8) for 4-bit codes, 1032 * scale or 72 * scale must be subtracted. fp16 cannot represent these products exactly, so
- * the nearest fp16 value is subtracted, and the channel offsets correct the difference. */
-constexpr float PF_OFF_LOW = 1024.0f + PF_MIDDLE_CODE, PF_OFF_HIGH = 64.0f + PF_MIDDLE_CODE;
+ * the nearest fp16 value is subtracted, and the channel offsets correct the difference. Codes of calibrated keys are in separate
+ * bytes, which gives 1024 + code for all channels. */
+FKV_FN bool pf_is_high(fkv_u32 channel) { return !FKV_CALIBRATED && channel % 8 >= 4; }
 
 /* pf_is_shared_image<TO>::value is true if the destination TO is a page image in device memory, which other thread blocks read,
  * and false if it is shared memory. */
@@ -275,15 +320,40 @@ template <> struct pf_is_shared_image<fkv_shared> {
 
 /* Returns the rounding error that all fp16 keys of a channel have in common. It is a multiple of the scale's last bit, and its
  * magnitude does not exceed the scale. */
-FKV_FN float pf_channel_error(float scale, fkv_u32 channel) {
-    float off = channel % 8 < 4 ? PF_OFF_LOW : PF_OFF_HIGH;
+FKV_FN float pf_channel_error(float scale, fkv_u32 channel, fkv_u32 middle) {
+    float off = (float)((pf_is_high(channel) ? 64 : 1024) + middle);
     return fkv_fma(off, scale, fkv_f16_to_f32(fkv_f32_to_f16(-off * scale)));
+}
+
+/* Returns two of the four codes in the bytes of a word, as the fp16 values 1024 + code: the first two or, if `half` is 1, the
+ * last two. */
+FKV_FN fkv_u32 pf_two_codes(fkv_u32 codes, fkv_u32 half) {
+    return fkv_permute(codes, 0x64646464u, half == 0 ? 0x4140u : 0x4342u);
+}
+
+/* Stores the contribution of the high two bits of calibrated codes: eight channels of four tokens. */
+template <class TO> FKV_FN void pf_put_high_bits(TO to, fkv_u32 at, const fkv_u32 *codes, const fkv_u32 *scale) {
+    FKV_UNROLL for (fkv_u32 n = 0; n < 4; n++) {
+        fkv_u32 x[4];
+        FKV_UNROLL for (fkv_u32 i = 0; i < 4; i++) {
+            fkv_u32 two = pf_two_codes(codes[(2 * n + i / 2) % PF_CODE_WORDS] >> 4 & 0x03030303u, i % 2);
+            x[i] = pf_times(fkv_fma_f16x2(two, 0x3c003c00u, 0xe402e402u), scale[i]); /* 1 and -1026 */
+        }
+        fkv_put16(to, (at ^ n * 16) + n * 128, x[0], x[1], x[2], x[3]);
+    }
 }
 
 /* Unpacks and stores eight channels (a unit) of four tokens. TO is the type of the destination: shared memory, or a page image in
  * device memory (prefill_share.h). */
 template <class TO> FKV_FN void pf_put_unit(TO to, fkv_u32 at, const fkv_u32 *codes, const fkv_u32 *scale, const fkv_u32 *off) {
     FKV_UNROLL for (fkv_u32 n = 0; n < 4; n++) {
+        if (FKV_CALIBRATED) {
+            fkv_u32 x[4];
+            FKV_UNROLL for (fkv_u32 i = 0; i < 4; i++) x[i] =
+                fkv_fma_f16x2(pf_two_codes(codes[(2 * n + i / 2) % PF_CODE_WORDS] & 0x0f0f0f0fu, i % 2), scale[i], off[i]);
+            fkv_put16(to, (at ^ n * 16) + n * 128, x[0], x[1], x[2], x[3]);
+            continue;
+        }
         fkv_u32 c = codes[n], d = c >> 8;
         fkv_put16(to, (at ^ n * 16) + n * 128, fkv_fma_f16x2(fkv_mask_or(c, 0x000f000fu, 0x64006400u), scale[0], off[0]),
                   fkv_fma_f16x2(fkv_mask_or(d, 0x000f000fu, 0x64006400u), scale[1], off[1]),
@@ -302,8 +372,10 @@ template <class TO> struct pf_offsets_at {
 /* Stores the offset of this thread's channel as two extra keys: the high-order part and the low-order part. The offset includes a
  * correction for the rounding error of the channel's keys. */
 template <class TO>
-FKV_FN void pf_put_offset(const pf_offsets_at<TO> &offsets, const pf_key_share &own, float scale, float bias) {
-    bias = fkv_fma((float)PF_MIDDLE_CODE, scale, bias) - pf_channel_error(scale, own.number);
+FKV_FN void pf_put_offset(fkv_shared s, const pf_offsets_at<TO> &offsets, const pf_key_share &own, float scale, float bias) {
+    fkv_u32 position = own.unit_at / 2 + own.number, middle = pf_middle_code(s, position);
+    bias =
+        fkv_fma((float)(middle + 32 * pf_has_high_bits(s, position)), scale, bias) - pf_channel_error(scale, own.number, middle);
     fkv_u32 high = fkv_f32_to_f16(bias), key = 2 * offsets.number, at = offsets.at + own.offset_at;
     fkv_put2(offsets.to, (at ^ key * 16) + key * 128, high);
     fkv_put2(offsets.to, (at ^ (key + 1) * 16) + (key + 1) * 128, fkv_f32_to_f16(bias - fkv_f16_to_f32(high)));
@@ -321,24 +393,37 @@ template <class TO> FKV_FN void pf_put_page_unit(fkv_shared s, TO to, fkv_u32 at
     if (lane == 0) fkv_put4(to, at, sum);
 }
 
-/* Stores the unpacked keys of a page at `at`, and its score factor and norms (pf_page_unit) at unit_at. */
+/* Stores the unpacked keys of a page at `at`, the contribution of the high bits of calibrated codes at high_at, and the score
+ * factor and norms of the page (pf_page_unit) at unit_at. */
 template <class TO>
-FKV_FN void pf_put_sealed_keys(fkv_shared s, TO to, fkv_u32 at, fkv_u32 unit_at, const pf_offsets_at<TO> &offsets,
-                               fkv_u32 first_key, const pf_key_share &own, const pf_taken_keys &k) {
+FKV_FN void pf_put_sealed_keys(fkv_shared s, TO to, fkv_u32 at, fkv_u32 high_at, fkv_u32 unit_at,
+                               const pf_offsets_at<TO> &offsets, fkv_u32 first_key, const pf_key_share &own,
+                               const pf_taken_keys &k) {
     fkv_u32 exponent = pf_page_exponent(k);
     float up = fkv_float_of((268 - exponent) << 23); /* with this factor, biases are below 2^15 and scales below 2^5 */
     if (s.index / 32 == 3) pf_put_page_unit(s, to, unit_at, first_key, (exponent - 14) << 23, pf_norms_of(k.norms));
     if (!own.any) return;
-    if (own.first) pf_put_offset(offsets, own, fkv_page_value(k.scale) * up, fkv_page_value(k.bias) * up);
+    const fkv_u32 channel = own.unit_at / 2; /* first channel of the unit */
+    if (own.first) pf_put_offset(s, offsets, own, fkv_page_value(k.scale) * up, fkv_page_value(k.bias) * up);
     fkv_u32 scales[4], off[4];
-    FKV_UNROLL for (int n = 0; n < 4; n++) { /* each iteration handles channels d and d + 2, where d = n % 2 + n / 2 * 4 */
-        float times = n < 2 ? up : up * 0.0625f;
-        fkv_u32 part = 16 * (n % 2);
-        scales[n] = fkv_pack_f16(fkv_page_value(k.scales[n / 2 * 2] >> part & 0xffffu) * times,
-                                 fkv_page_value(k.scales[n / 2 * 2 + 1] >> part & 0xffffu) * times);
-        off[n] = pf_times(scales[n], 0xe400e400u + (n < 2 ? 1 : 16) * PF_MIDDLE_CODE * 0x10001u); /* -1032, -1152 (4 bits) */
+    /* each iteration handles two channels: pf_k_channel(2 * n) and pf_k_channel(2 * n + 1) */
+    FKV_UNROLL for (fkv_u32 n = 0; n < 4; n++) {
+        fkv_u32 pair[2], high = pf_is_high(4 * (n / 2)) ? 16 : 1;
+        FKV_UNROLL for (fkv_u32 i = 0; i < 2; i++) {
+            fkv_u32 c = pf_k_channel(2 * n + i);
+            pair[i] = k.scales[c / 2] >> 16 * (c % 2) & 0xffffu;
+        }
+        float times = up / (float)high;
+        scales[n] = fkv_pack_f16(fkv_page_value(pair[0]) * times, fkv_page_value(pair[1]) * times);
+        off[n] = pf_times(scales[n], /* -1032, -1152 (4 bits) */
+                          0xe400e400u + high * pf_middle_code(s, channel + 4 * (n / 2)) * 0x10001u);
     }
     FKV_UNROLL for (fkv_u32 i = 0; i < PF_QUADS; i++) pf_put_unit(to, at + own.tile_at + i * (32 * 128), k.codes[i], scales, off);
+    if (channel / 8 >= PF_HIGH_UNITS) return;
+    FKV_UNROLL for (fkv_u32 n = 0; n < 4; n++) scales[n] =
+        pf_has_high_bits(s, channel + 4 * (n / 2)) != 0 ? pf_times(scales[n], 0x4c004c00u) : 0; /* 16 */
+    FKV_UNROLL for (fkv_u32 i = 0; i < PF_QUADS; i++)
+        pf_put_high_bits(to, high_at + own.tile_at + i * (32 * 128), k.codes[i], scales);
 }
 
 /* ---- open pages ---- */
@@ -369,6 +454,28 @@ template <class SIDE, fkv_u32 N> FKV_FN void pf_take_open(fkv_shared s, fkv_u32 
     }
 }
 
+/* Reads eight channels (a unit) of a key in the packed tile at `page`. x[n]: value of the channel at place n of the unit. */
+FKV_FN void pf_take_open_key(fkv_shared s, fkv_u32 page, fkv_u32 key, fkv_u32 unit, float *x) {
+#if FKV_CALIBRATED
+    FKV_UNROLL for (fkv_u32 n = 0; n < 8; n++) {
+        fkv_u32 d = pf_key_channel(s, unit * 8 + n),
+                at = page + pf_open_k::CODES_AT + (key * FKV_D + d) * (pf_open_k::CODE_BITS / 8);
+        fkv_u32 word = fkv_get4(s, at / 4 * 4);
+        if (pf_open_k::CODE_BITS == 16) {
+            x[n] = fkv_page_value(word >> at % 4 * 8 & 0xffffu);
+        } else {
+            fkv_u32 group = key * (FKV_D / pf_open_k::GROUP_CHANNELS) + d / pf_open_k::GROUP_CHANNELS;
+            x[n] = fkv_fma(pf_open_factor(s, page + pf_open_k::SCALES_AT, group), pf_byte(word, at % 4),
+                           pf_open_factor(s, page + pf_open_k::BIASES_AT, group));
+        }
+    }
+#else
+    float y[8];
+    pf_take_open<pf_open_k, 8>(s, page, key, unit * 8, y);
+    FKV_UNROLL for (fkv_u32 n = 0; n < 8; n++) x[n] = y[pf_k_channel(n)];
+#endif
+}
+
 /* Stores the keys of an open page: high-order parts at `at`, in a tile of ROWS rows, and low-order parts at low_at. A thread
  * converts eight channels of a key at a time. */
 template <int ROWS, class TO> FKV_FN void pf_put_open_keys(fkv_shared s, TO to, fkv_u32 at, fkv_u32 low_at, int packed) {
@@ -376,9 +483,9 @@ template <int ROWS, class TO> FKV_FN void pf_put_open_keys(fkv_shared s, TO to, 
     for (fkv_u32 i = s.index; i < PF_KEYS * PF_UNITS; i += 128) {
         fkv_u32 unit = i % PF_UNITS, key = i / PF_UNITS, high[4], low[4];
         float x[8];
-        pf_take_open<pf_open_k, 8>(s, page, key, unit * 8, x);
+        pf_take_open_key(s, page, key, unit, x);
         FKV_UNROLL for (fkv_u32 n = 0; n < 4; n++) {
-            float a = x[pf_k_channel(2 * n)], b = x[pf_k_channel(2 * n + 1)];
+            float a = x[2 * n], b = x[2 * n + 1];
             high[n] = fkv_pack_f16(a, b);
             low[n] = fkv_pack_f16(a - fkv_f16_to_f32(high[n] & 0xffffu), b - fkv_f16_to_f32(high[n] >> 16));
         }
@@ -403,12 +510,13 @@ FKV_FN void pf_put_keys(fkv_shared s, const pf_item &x, fkv_u32 tile, int stage,
                         const pf_taken_keys &k) {
     fkv_u32 key = pf_first_key(x, tile), at = (fkv_u32)(PF_AT_K + stage * PF_K_BYTES);
     if (!pf_is_open(x, key / FKV_PAGE_TOKENS)) {
-        pf_put_sealed_keys(s, s, at, pf_unit_at(tile), pf_offsets_at<fkv_shared>{s, at, 0}, key, own, k);
+        if (FKV_CALIBRATED && tile >= PF_LOWS) pf_wait_for_low_parts(s, tile);
+        pf_put_sealed_keys(s, s, at, pf_low_at(tile), pf_unit_at(tile), pf_offsets_at<fkv_shared>{s, at, 0}, key, own, k);
         FKV_UNROLL for (fkv_u32 turn = 1; turn < PF_KEY_TURNS; turn++) {
             pf_key_share next = pf_next_keys(own, turn);
             pf_taken_keys more;
             pf_take_keys(s, next, packed, more);
-            pf_put_sealed_keys(s, s, at, pf_unit_at(tile), pf_offsets_at<fkv_shared>{s, at, 0}, key, next, more);
+            pf_put_sealed_keys(s, s, at, 0, pf_unit_at(tile), pf_offsets_at<fkv_shared>{s, at, 0}, key, next, more);
         }
         return;
     }

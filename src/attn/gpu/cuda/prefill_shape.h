@@ -29,8 +29,9 @@ constexpr float PF_SUM_UNIT = 16384.0f / FKV_K_GROUP; /* if PF_BIASED is true, q
 constexpr int PF_Q_BYTES = PF_ROWS * PF_DP * 2;
 constexpr int PF_TO_SHARE_BYTES =
     FKV_SEALED && !PF_WIDE ? FKV_BLOCK_BYTES : 0; /* packed page that this block unpacks for other blocks */
+constexpr int PF_ORDER_BYTES = FKV_CALIBRATED ? (2 * FKV_D + 8 + 15) / 16 * 16 : 0; /* see pf_put_order() */
 constexpr int PF_FIXED_BYTES = 1024 + PF_PARTS * PF_Q_BYTES + PF_ROWS * 4 + PF_GROUPS * PF_ROWS * 4 + 192 + PF_ROWS +
-                               (FKV_SEALED ? 32 + 4 * 144 : 0) + PF_TO_SHARE_BYTES;
+                               (FKV_SEALED ? 32 + 4 * 144 : 0) + PF_TO_SHARE_BYTES + PF_ORDER_BYTES;
 constexpr int PF_MORE_KEYS =
     FKV_K_SEALED ? 8 : 0; /* number of extra keys that hold the channel offsets of four sealed pages, two keys per page */
 constexpr int pf_tile_bytes(int keys) { return keys * PF_DP * 2; }
@@ -113,9 +114,9 @@ template <int BITS, int GROUP> struct pf_side {
     }
 };
 #if FKV_SEALED
-FKV_FN fkv_u32 pf_k_channel(fkv_u32 place) {
-    return place / 4 * 4 + place % 2 * 2 + place / 2 % 2;
-} /* channels are in the order in which pf_put_unit() extracts the nibbles */
+/* Channels are in the order in which pf_put_unit() extracts the codes. With calibrated keys, the result is a position in the
+ * channel order of the KV head (see pf_key_channel()). */
+FKV_FN fkv_u32 pf_k_channel(fkv_u32 place) { return FKV_CALIBRATED ? place : place / 4 * 4 + place % 2 * 2 + place / 2 % 2; }
 FKV_FN fkv_u32 pf_v_channel(fkv_u32 place) { return place; }
 #else
 typedef pf_side<FKV_K_BITS, FKV_K_GROUP> pf_k;
@@ -124,6 +125,12 @@ FKV_FN fkv_u32 pf_k_channel(fkv_u32 place) { return pf_k::channel(place, pf_k::s
 FKV_FN fkv_u32 pf_v_channel(fkv_u32 place) { return pf_v::channel(place, true); }
 #endif
 constexpr int PF_GROUP_STEPS = FKV_D / PF_GROUPS / 16; /* number of matrix products (16 channels each) per scale group */
+
+/* Number of matrix products (16 channels each) with the high bits of the codes of calibrated keys (prefill_sealed.h), and the
+ * size of this part of a tile, in bytes. */
+constexpr int PF_HIGH_STEPS = FKV_CALIBRATED ? (FKV_D / 2 + 15) / 16 : 0;
+constexpr int PF_HIGH_BYTES = FKV_CALIBRATED ? PF_KEYS * 128 : 0;
+static_assert(PF_HIGH_STEPS <= 4, "the high bits of codes must be in the first 64 channels of a tile");
 
 /* shared memory layout, in bytes from the base */
 constexpr int PF_TILE_BYTES = pf_value_bytes(PF_KEYS); /* size of a tile of values */
@@ -152,7 +159,8 @@ constexpr int PF_AT_NUMBER = PF_AT_UNITS + 4 * 144;
 constexpr int PF_AT_READY = PF_AT_NUMBER + 4; /* number of tiles known to be in the ring or in an open image (prefill_share.h) */
 constexpr int PF_AT_SHARED_PAGES = PF_AT_NUMBER + 12; /* the shared pages, decided by one thread; see pf_take_shared_pages() */
 constexpr int PF_AT_THROUGH = PF_AT_NUMBER + 8;       /* number of tiles after the first that are finished (prefill_share.h) */
-constexpr int PF_AT_END = FKV_SEALED ? PF_AT_NUMBER + 16 : PF_AT_UNITS;
+constexpr int PF_AT_ORDER = PF_AT_NUMBER + 16;        /* channel order of the KV head; see pf_put_order() */
+constexpr int PF_AT_END = FKV_SEALED ? PF_AT_ORDER + PF_ORDER_BYTES : PF_AT_UNITS;
 constexpr int PF_OUT_STRIDE = FKV_D + 4; /* stride of the output rows, in floats; output rows may overwrite everything before
                                             PF_AT_NONFINITE or, if pages are shared, before PF_AT_PACKED */
 constexpr int PF_OUT_BYTES = PF_ROWS * PF_OUT_STRIDE * 4;
@@ -180,6 +188,9 @@ struct pf_item {
     const fkv_u32 *open_pages;
     fkv_u32 n_open_fixed, n_open_ring;
     fkv_u8 *ring; /* device memory shared between blocks; see prefill_share.h */
+#if FKV_CALIBRATED
+    const fkv_u32 *order; /* channel order of the KV head; see fkv_kernel_orders() */
+#endif
     const fkv_u32 *table;
     fkv_u32 number;     /* index of the query tile in the step table */
     fkv_u32 shared_end; /* the block reads tiles [1, shared_end) from the ring; 1 means none */
@@ -218,6 +229,9 @@ FKV_FN pf_item pf_item_at(const fkv_u8 *pool FKV_OPEN_POOL, const fkv_u32 *table
     x.n_open_fixed = tile[FKV_TILE_OPEN_FIXED];
     x.n_open_ring = tile[FKV_TILE_OPEN_RING];
     x.ring = (fkv_u8 *)ring;
+#if FKV_CALIBRATED
+    x.order = order;
+#endif
     x.table = table;
     x.number = tile_number;
     x.shared_end = x.group_end = 1;
@@ -238,6 +252,28 @@ FKV_FN pf_item pf_item_at(const fkv_u8 *pool FKV_OPEN_POOL, const fkv_u32 *table
     if (x.n_front > x.first_back) x.n_front = x.first_back;
     x.n_tiles = x.n_front + x.last / PF_KEYS + 1 - x.first_back;
     return x;
+}
+
+#if FKV_CALIBRATED
+/* The channel order in shared memory: an array of 16-bit channel numbers, one per position, followed by the number of channels
+ * with at least 4 bits and the number of channels with 6 bits, as 32-bit words. pf_put_order() stores it. Called by all threads.
+ */
+FKV_FN void pf_put_order(fkv_shared s, const pf_item &x) {
+    if (s.index < FKV_D) *(fkv_u16 *)(s.base + PF_AT_ORDER + 2 * s.index) = (fkv_u16)x.order[2 + s.index];
+    if (s.index < 2) *(fkv_u32 *)(s.base + PF_AT_ORDER + 2 * FKV_D + 4 * s.index) = x.order[s.index];
+    fkv_sync();
+}
+/* Returns the number of channels with at least `bits` bits (4 or 6). */
+FKV_FN fkv_u32 pf_channels_with(fkv_shared s, fkv_u32 bits) { return fkv_get4(s, PF_AT_ORDER + 2 * FKV_D + (bits == 4 ? 0 : 4)); }
+#endif
+
+/* Returns the channel of the value at index `place` of a query row or of a key in shared memory. */
+FKV_FN fkv_u32 pf_key_channel(fkv_shared s, fkv_u32 place) {
+#if FKV_CALIBRATED
+    return fkv_get2(s, PF_AT_ORDER + 2 * pf_k_channel(place));
+#else
+    return pf_k_channel(place);
+#endif
 }
 
 FKV_FN fkv_u32 pf_first_key(const pf_item &x, fkv_u32 tile) {

@@ -80,7 +80,8 @@ FKV_FN void pf_fetch_queries(fkv_shared s, const pf_item &x, const void *q, pf_q
     fkv_u32 warp = s.index / 32, lane = s.index % 32;
     FKV_UNROLL for (int i = 0; i < n_rows; i++) FKV_UNROLL for (fkv_u32 n = 0; n < 4; n++) {
         fkv_u32 row = warp * n_rows + (fkv_u32)i;
-        rows.y[i][n] = row < x.n_rows && lane * 4 < FKV_D ? fkv_row_value(q, pf_row_at(x, row) + lane * 4 + n) : 0.0f;
+        fkv_u32 channel = FKV_CALIBRATED && lane * 4 < FKV_D ? pf_key_channel(s, lane * 4 + n) : lane * 4 + n;
+        rows.y[i][n] = row < x.n_rows && lane * 4 < FKV_D ? fkv_row_value(q, pf_row_at(x, row) + channel) : 0.0f;
     }
 }
 
@@ -141,7 +142,7 @@ FKV_FN void pf_put_queries(fkv_shared s, const pf_item &x, const void *q, pf_que
         }
         fkv_sync_warp();
         for (fkv_u32 place = lane; place < FKV_D; place += 32) {
-            float y = row[pf_k_channel(place)];
+            float y = row[pf_key_channel(s, place)];
             fkv_u32 high = fkv_f32_to_f16(y);
             fkv_u16 *to = pf_query_at(s, r, place);
             to[0] = (fkv_u16)high;
@@ -233,10 +234,10 @@ struct pf_rows {
 
 /* Issues the matrix products of the queries and KEYS keys at k_at (in a tile of ROWS keys), over the channels of one scale group.
  * Accumulates into `acc` if ADD is true, and overwrites `acc` otherwise. */
-template <int KEYS, int ROWS, bool ADD>
+template <int KEYS, int ROWS, bool ADD, int STEPS = PF_GROUP_STEPS>
 FKV_FN void pf_issue_products(fkv_shared s, int group, fkv_u32 k_at, const pf_rows &r, float *acc) {
     FKV_UNROLL for (int part = 0; part < PF_PARTS; part++) {
-        FKV_UNROLL for (int step = 0; step < PF_GROUP_STEPS; step++) {
+        FKV_UNROLL for (int step = 0; step < STEPS; step++) {
             fkv_u32 unit = pf_step_unit(group, step);
             fkv_u32 k = k_at + unit / 8 * (ROWS * 8) + unit % 8;
             if constexpr (PF_Q_HELD) {
@@ -405,8 +406,8 @@ FKV_FN void pf_score_offsets(fkv_shared s, int stage, pf_rows &r) {
 
 /* Computes the dot products x of the queries with the keys of one tile. If PF_WIDE is true, the same products also compute the
  * score offsets of a sealed page. For an open page, a second matrix product covers the low-order parts of the keys. It must have
- * as many accumulators as the first. For a shared page, the value products of the previous tile are issued right after the score
- * products. */
+ * as many accumulators as the first. The same applies to the high bits of calibrated keys. For a shared page, the value products
+ * of the previous tile are issued right after the score products. */
 template <bool SHARED>
 FKV_FN void pf_score(fkv_shared s, const pf_item &item, fkv_u32 tile, fkv_u32 key, int stage, fkv_u32 v_at, pf_rows &r,
                      float *x) {
@@ -414,17 +415,22 @@ FKV_FN void pf_score(fkv_shared s, const pf_item &item, fkv_u32 tile, fkv_u32 ke
     fkv_u32 k_at = pf_keys_at(s, stage);
     if (PF_WIDE) fkv_wg_settle_bits<1>(&k_at); /* forces the addresses to be recomputed for each tile */
     pf_issue_products<PF_SCORES, PF_K_ROWS, false>(s, 0, k_at, r, x);
+    if (SHARED && FKV_CALIBRATED)
+        pf_issue_products<PF_SCORES, PF_KEYS, true, PF_HIGH_STEPS>(s, 0, s.unit + pf_low_at(tile) / 16, r, x);
     if (SHARED) pf_issue_values(s, v_at, r.p, r.o);
     fkv_wg_wait<SHARED ? 1 : 0>();
     fkv_wg_settle<PF_SCORES / 2>(x);
     bool open = !SHARED && pf_is_open(item, key / FKV_PAGE_TOKENS);
     if (PF_WIDE && !open)
         FKV_UNROLL for (int i = 0; i < 2; i++) r.offset[i] = x[PF_KEYS / 2 + 2 * i] + x[PF_KEYS / 2 + 2 * i + 1];
-    if (!open) return;
+    if (!open && (SHARED || !FKV_CALIBRATED)) return;
     fkv_wg_begin();
     k_at = s.unit + pf_low_at(tile) / 16;
     if (PF_WIDE) k_at |= fkv_zero(s), r.q_at |= fkv_zero(s); /* the addresses of the first products must not be kept */
-    pf_issue_products<PF_SCORES, PF_KEYS, true>(s, 0, k_at, r, x);
+    if (open)
+        pf_issue_products<PF_SCORES, PF_KEYS, true>(s, 0, k_at, r, x);
+    else
+        pf_issue_products<PF_SCORES, PF_KEYS, true, PF_HIGH_STEPS>(s, 0, k_at, r, x);
     fkv_wg_wait<0>();
     fkv_wg_settle<PF_SCORES / 2>(x);
 }
@@ -646,11 +652,20 @@ FKV_FN void pf_multiply(fkv_shared s, const pf_item &x, const float *sink_logits
 FKV_FN void fkv_attend_prefill(fkv_place place, fkv_u32 *shared, const void *q, const void *pool FKV_OPEN_POOL,
                                const fkv_u32 *table, const float *sink_logits, void *out) {
     fkv_shared s = fkv_shared_make(shared, place.index);
+#if FKV_CALIBRATED
+    const fkv_u32 *orders = order - place.y * FKV_ORDER_WORDS; /* the block may take the place of a block with another KV head */
+#endif
 #if FKV_SEALED && FKV_PREFILL_SHARERS > 0
     place = pf_take_number(s, place, ring, table);
 #endif
+#if FKV_CALIBRATED
+    order = orders + place.y * FKV_ORDER_WORDS;
+#endif
     pf_item x = pf_item_at((const fkv_u8 *)pool FKV_OPEN_GIVEN, table, place.x, place.y, place.z);
     if (x.n_rows == 0) return;
+#if FKV_CALIBRATED
+    pf_put_order(s, x);
+#endif
     pf_query_rows queries;
     pf_fetch_queries(s, x, q, queries);
     if ((int)s.index == 0) {
