@@ -106,6 +106,9 @@ static const attn_case kernel_cases[] = {
     {{8, 2, 128}, 23, 64, 0, 0, 0, FKV_ROTATE_V, FKV_F16, FKV_F16, true, 2, {{700, 1}, {318, 5}}, .opens = true},
     {{4, 2, 128}, 24, 64, 200, 20, 30, FKV_ROTATE_KV, FKV_BF16, FKV_BF16, true, 2, {{400, 1}, {300, 4}}, .opens = true},
     {{6, 2, 80}, 23, 64, 0, 0, 0, FKV_ROTATE_V, FKV_BF16, FKV_F32, true, 1, {{410, 1}}, .opens = true},
+    /* decode of calibrated keys with groups of eight rows, and with two query tokens */
+    {{10, 2, 64}, 23, 64, 0, 0, 0, FKV_ROTATE_V, FKV_F16, FKV_F32, true, 2, {{400, 1}, {63, 2}}, .opens = true},
+    {{4, 1, 128}, 23, 32, 100, 3, 30, FKV_ROTATE_V, FKV_F16, FKV_F32, true, 1, {{300, 2}}, .opens = true},
 };
 enum { N_KERNEL_CASES = sizeof kernel_cases / sizeof kernel_cases[0] };
 

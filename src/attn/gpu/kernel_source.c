@@ -184,8 +184,11 @@ static bool has_mma_pages(const fkv_attn_layer *layer) {
            (codec[FKV_SIDE_K].bits == 4 || codec[FKV_SIDE_V].bits < 4) && layer->block.page_tokens >= 2 * FKV_SEALED_TOKENS;
 }
 
-/* Returns true if decode of this layer uses decode_sealed.h for sealed pages. Decode of calibrated keys uses the plain loops. */
-static bool has_sealed_mma(const fkv_attn_layer *layer) { return has_mma_pages(layer) && !layer->calibrated; }
+/* Returns true if decode of this layer uses decode_sealed.h for sealed pages. Calibrated keys must have 4 bits on average, V must
+ * have 4 bits, and a warp must handle all channels of a head. */
+static bool has_sealed_mma(const fkv_attn_layer *layer) {
+    return has_mma_pages(layer) && (!layer->calibrated || (layer->block.codec[FKV_SIDE_V].bits == 4 && layer->head_dim <= SLAB));
+}
 
 /* Returns true if decode of this layer uses decode_sealed.h for codebook codes. The head dimension must be 128, there must be at
  * most four query heads per KV head, and a page must have at least 32 tokens.
@@ -385,6 +388,7 @@ static void emit_sealed_mma(source_buffer *w, const fkv_attn_layer *layer) {
     emit_text(w, fkv_kernel_file_decode_split);
     emit_text(w, fkv_kernel_file_sealed_shape);
     if (!layer->sealed) emit_text(w, fkv_kernel_file_codebook_levels);
+    if (layer->calibrated) emit_text(w, fkv_kernel_file_calibrated_page);
     emit_text(w, !layer->sealed                             ? fkv_kernel_file_codebook_page
                  : layer->block.codec[FKV_SIDE_V].bits == 4 ? fkv_kernel_file_sealed_page
                                                             : fkv_kernel_file_narrow_page);

@@ -222,7 +222,7 @@ FKV_FN void dc_process_tiles(dc_tile &tile, const dc_split_pages &walk, fkv_u32 
  * rows = R * queries per item. max: the largest score, for a base-2 softmax. total: the sum of the softmax weights. Grid: (x, G),
  * where x enumerates the splits and, within a split, the chunks of rows. */
 FKV_FN void fkv_attend_decode(fkv_place place, FKV_SHARED fkv_u32 *shared, const void *q, const void *pool, const fkv_u32 *table,
-                              float *parts) {
+                              float *parts FKV_ORDER) {
     dc_place at = dc_place_of(place);
     fkv_split split = fkv_split_at(place, table);
     if (split.n_rows == 0) return;

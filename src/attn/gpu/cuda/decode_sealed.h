@@ -174,14 +174,28 @@ FKV_FN void sd_exchange_weights(FKV_SHARED float *given, FKV_SHARED const float 
 
 /* ---- tiles of the split ---- */
 
-/* Stores the query rows of the block in shared memory as floats. Unused rows are set to 0. Called by all warps. */
-FKV_FN void sd_prepare_rows(const fkv_split &split, fkv_u32 head, const void *q, FKV_SHARED fkv_u32 *shared, fkv_u32 index) {
+/* Stores the query rows of the block in shared memory as floats. Unused rows are set to 0. The channels of calibrated keys and of
+ * their queries are in the channel order of the KV head. Called by all warps. */
+FKV_FN void sd_prepare_rows(const fkv_split &split, fkv_u32 head, const void *q, FKV_SHARED fkv_u32 *shared,
+                            fkv_u32 index FKV_ORDER) {
+#if FKV_CALIBRATED
+    FKV_SHARED fkv_u32 *position = shared + SD_AT_REST; /* [D] position of each channel in the channel order */
+    for (fkv_u32 p = index; p < FKV_D; p += DC_THREADS) position[order[2 + p]] = p;
+    fkv_sync();
+#endif
     for (fkv_u32 row = index / 32; row < DC_ROWS; row += DC_THREADS / 32) {
         float x[DC_LANE_CHANNELS] = {};
         if (row < split.n_rows) dc_load_row(q, dc_row_at(split, head, row), x, index % 32);
         FKV_UNROLL
-        for (int i = 0; i < DC_LANE_CHANNELS; i++)
-            ((FKV_SHARED float *)shared)[row * SD_QUERY_WORDS + sd_query_place(index % 32 + 32 * (fkv_u32)i)] = x[i];
+        for (int i = 0; i < DC_LANE_CHANNELS; i++) {
+            fkv_u32 d = index % 32 + 32 * (fkv_u32)i;
+#if FKV_CALIBRATED
+            fkv_u32 place = position[d];
+#else
+            fkv_u32 place = sd_query_place(d);
+#endif
+            ((FKV_SHARED float *)shared)[row * SD_QUERY_WORDS + place] = x[i];
+        }
     }
     fkv_sync();
 }
@@ -323,7 +337,7 @@ FKV_FN void sd_fold_streams(const sd_state &state, dc_place at, fkv_u32 index, F
 
 /* Body of the decode kernel. decode_mma.h describes its inputs and the format of its partial results. */
 FKV_FN void fkv_attend_decode(fkv_place place, FKV_SHARED fkv_u32 *shared, const void *q, const void *pool, const fkv_u32 *table,
-                              float *parts) {
+                              float *parts FKV_ORDER) {
     dc_place at = dc_place_of(place);
     fkv_split split = fkv_split_at(place, table);
     if (split.n_rows == 0) return;
@@ -333,7 +347,10 @@ FKV_FN void fkv_attend_decode(fkv_place place, FKV_SHARED fkv_u32 *shared, const
     FKV_SHARED fkv_u32 *buffers = shared + SD_AT_BUFFERS + at.warp * (2 * SD_BUFFER_WORDS);
     sd_tile tile;
     sd_load_first(tile, split, walk, n_tiles, lines, buffers, at);
-    sd_prepare_rows(split, place.y, q, shared, place.index);
+    sd_prepare_rows(split, place.y, q, shared, place.index FKV_ORDER_GIVEN);
+#if FKV_CALIBRATED
+    tile.keys.n4 = order[0], tile.keys.n6 = order[1];
+#endif
 
     sd_state state = {};
     FKV_UNROLL

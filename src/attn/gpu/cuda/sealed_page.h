@@ -20,12 +20,48 @@ FKV_FN constexpr fkv_u32 sd_unit_channel(int u) { return 32 * (fkv_u32)u; }
 
 constexpr fkv_u32 SD_BLOCK_BYTES = 8 * FKV_D; /* size of the codes of 16 tokens, in bytes */
 
+/* Loads the codes that the thread handles from shared memory into registers, for 32 tokens (part p) and 32 channels (unit u). */
+FKV_FN void sd_take(fkv_u32 (&to)[4], FKV_SHARED const fkv_u32 *codes, int p, int u) {
+    fkv_words4 x = fkv_shared16(codes + 2 * p * SD_CODE_WORDS + u * 64);
+    FKV_UNROLL
+    for (int k = 0; k < 4; k++) to[k] = x.w[k];
+}
+
+#if !FKV_CALIBRATED /* calibrated_page.h implements the same interface for calibrated keys */
+struct sd_tile_keys {
+    FKV_SHARED const fkv_u32 *at;         /* address of the thread's first key codes in the warp's buffer */
+    fkv_u32 codes[SD_PARTS][SD_UNITS][4]; /* codes of 8 channels, for each token 4 * r + i */
+};
+
+FKV_FN void sd_open_keys(sd_tile_keys &keys, FKV_SHARED const fkv_u32 *buffer, fkv_u32 lane) {
+    fkv_u32 r = lane / 4;
+    fkv_u32 c = lane % 4;
+    keys.at = buffer + r / 4 * SD_CODE_WORDS + c * 16 + (r % 4 ^ c / 2 * 2) * 4;
+}
+
+/* Loads the keys of 32 tokens (part p) into registers. */
+FKV_FN void sd_take_part(sd_tile_keys &keys, int p) {
+    FKV_UNROLL
+    for (int u = 0; u < SD_UNITS; u++) sd_take(keys.codes[p][u], keys.at, p, u);
+}
+
+/* Returns four codes of the thread's token k in part p as bytes: the lower four channels of unit u if `half` is 0, and the upper
+ * four if it is 1. */
+FKV_FN fkv_u32 sd_quad_bytes(const sd_tile_keys &keys, int p, int u, int k, int half) {
+    fkv_u32 x = keys.codes[p][u][k];
+    return (half == 0 ? x : fkv_shifted_right<4>(x)) & 0x0f0f0f0fu;
+}
+
+/* Returns the index of the lane's destination among the 32 destinations of the warp, when 512 bytes of keys are copied. The
+ * destinations are swizzled to avoid bank conflicts. */
+FKV_FN fkv_u32 sd_key_place(fkv_u32 lane) { return lane ^ lane / 8 % 2 * 2; }
+#endif
+
 /* Packed bytes of a tile. They are copied to shared memory with cp.async while the previous tile is computed. Direct loads into
  * registers would be slower. They would share one scoreboard, so the first use of any loaded value would wait for all loads. */
 struct sd_tile {
-    FKV_SHARED const fkv_u32 *keys;        /* address of the thread's first key codes in the warp's buffer */
+    sd_tile_keys keys;
     FKV_SHARED const fkv_u32 *values;      /* address of the thread's first value codes */
-    fkv_u32 k[SD_PARTS][SD_UNITS][4];      /* codes of 8 channels, for each token 4 * r + i */
     fkv_u32 v[SD_PARTS][SD_UNITS][4];      /* codes of 8 tokens, for each channel 4 * r + i */
     fkv_u32 norms[SD_PARTS][SD_GROUP / 2]; /* norms of the tokens that the thread handles */
     fkv_u32 page;                          /* number of the pool page that holds the next tile */
@@ -40,7 +76,7 @@ FKV_FN FKV_SHARED fkv_u32 *sd_norms_at(FKV_SHARED fkv_u32 *buffers, fkv_u32 n) {
 FKV_FN void sd_open_tile(sd_tile &tile, fkv_u32 n, FKV_SHARED fkv_u32 *buffers, fkv_u32 lane) {
     fkv_u32 r = lane / 4;
     fkv_u32 c = lane % 4;
-    tile.keys = buffers + r / 4 * SD_CODE_WORDS + c * 16 + (r % 4 ^ c / 2 * 2) * 4;
+    sd_open_keys(tile.keys, buffers, lane);
     tile.values = buffers + SD_BUFFER_WORDS + c / 2 * SD_CODE_WORDS + r / 4 * 32 + c % 2 * 16 + r % 4 * 4;
     FKV_UNROLL
     for (int p = 0; p < SD_PARTS; p++) {
@@ -57,18 +93,10 @@ FKV_FN void sd_open_tile(sd_tile &tile, fkv_u32 n, FKV_SHARED fkv_u32 *buffers, 
     }
 }
 
-/* Loads the codes that the thread handles from shared memory into registers, for 32 tokens (part p) and 32 channels (unit u). */
-FKV_FN void sd_take(fkv_u32 (&to)[4], FKV_SHARED const fkv_u32 *codes, int p, int u) {
-    fkv_words4 x = fkv_shared16(codes + 2 * p * SD_CODE_WORDS + u * 64);
-    FKV_UNROLL
-    for (int k = 0; k < 4; k++) to[k] = x.w[k];
-}
-
 /* sd_take_keys() loads the key codes of 32 tokens (part p) into registers, and sd_take_values() loads the value codes of 32
  * channels (unit u). If the part or the unit does not exist, nothing is loaded. */
 FKV_FN void sd_take_keys(sd_tile &tile, int p) {
-    FKV_UNROLL
-    for (int u = 0; u < SD_UNITS && p < SD_PARTS; u++) sd_take(tile.k[p][u], tile.keys, p, u);
+    if (p < SD_PARTS) sd_take_part(tile.keys, p);
 }
 
 FKV_FN void sd_take_values(sd_tile &tile, int u) {
@@ -87,10 +115,9 @@ FKV_FN void sd_copy_codes(FKV_SHARED fkv_u32 *to, const fkv_u8 *codes, fkv_u32 s
                          codes + (fkv_u32)(i / n) * SD_BLOCK_BYTES + i % n * 512);
 }
 
-/* Starts copying the keys and norms of the stream's n-th tile. The destinations are swizzled to avoid bank conflicts.
- */
+/* Starts copying the keys and norms of the stream's n-th tile. */
 FKV_FN void sd_load_keys(sd_tile &, const fkv_u8 *block, fkv_u32 slot, fkv_u32 n, FKV_SHARED fkv_u32 *buffers, dc_place at) {
-    sd_copy_codes(buffers, block + FKV_K_CODES, slot, at.lane ^ at.lane / 8 % 2 * 2, at);
+    sd_copy_codes(buffers, block + FKV_K_CODES, slot, sd_key_place(at.lane), at);
     if (at.lane < SD_TILE / 8)
         fkv_async_copy16(sd_norms_at(buffers, n) + at.lane * 4, block + FKV_V_SCALES + slot * 2 + at.lane * 16);
 }
@@ -102,11 +129,8 @@ FKV_FN void sd_load_values(sd_tile &, const fkv_u8 *block, fkv_u32 slot, FKV_SHA
 /* Returns the index at which channel d of a query row is stored in shared memory. */
 FKV_FN fkv_u32 sd_query_place(fkv_u32 d) { return d; }
 
-/* Returns four codes of the thread's token k in part p as bytes: the lower four channels of unit u if `half` is 0, and the upper
- * four if it is 1. */
 FKV_FN fkv_u32 sd_key_bytes(const sd_tile &tile, int p, int u, int k, int half) {
-    fkv_u32 x = tile.k[p][u][k];
-    return (half == 0 ? x : fkv_shifted_right<4>(x)) & 0x0f0f0f0fu;
+    return sd_quad_bytes(tile.keys, p, u, k, half);
 }
 
 /* Returns the selectors for sd_look_up(), one nibble per code, for the 8 tokens of part p in channel k of unit u. They are the

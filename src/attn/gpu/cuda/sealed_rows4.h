@@ -39,10 +39,10 @@ FKV_FN void sd_enter_groups(FKV_SHARED const fkv_u32 *lines, FKV_SHARED const fk
 
 FKV_FN void sd_score(sd_tile &tile, const sd_queries &queries, sd_scores &score) {
     const int none[4] = {};
-    sd_take_keys(tile, 0);
+    if (SD_K_AHEAD > 0) sd_take_keys(tile, 0);
     FKV_UNROLL
     for (int i = 0; i < 2 * SD_PARTS; i++) { /* operand i covers 16 tokens; see sd_key_operand() */
-        if (i % 2 == 0) sd_take_keys(tile, i / 2 + 1);
+        if (i % 2 == 0) sd_take_keys(tile, i / 2 + SD_K_AHEAD);
         int sums[SD_GROUPS][4];
         FKV_UNROLL
         for (int u = 0; u < SD_UNITS; u++) {

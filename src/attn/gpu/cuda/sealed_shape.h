@@ -28,6 +28,9 @@ constexpr int SD_TILE = 32 * SD_PARTS;
 constexpr int SD_OWN = SD_GROUP * SD_PARTS;            /* tokens per thread */
 constexpr fkv_u32 SD_TURN = FKV_PAGE_TOKENS / SD_TILE; /* tiles per page; one stream processes all tiles of a page */
 
+/* Number of parts whose keys are loaded into registers before they are used. */
+constexpr int SD_K_AHEAD = FKV_CALIBRATED ? 0 : 1;
+
 /* Number of dwords of key codes that a thread loads per token. A dword holds eight 4-bit codes or 16 narrower codes (without
  * the high bits of 3-bit codes). */
 constexpr int SD_K_LINES = FKV_K_BITS == 4 ? SD_UNITS : SD_UNITS / 2;
@@ -147,8 +150,9 @@ FKV_FN sd_bytes sd_bytes_of(const float *x, float inverse) {
 
 /* For rows whose unit (the value of 1 in the integer operand) exceeds this limit, the rounding residue of q * scale is used as
  * well. Above the limit, the largest channel can change the softmax weights of a page by a factor of more than 2^15, and the
- * rounding of all channels together changes scores by about 1e-3. */
-constexpr float SD_LARGEST_UNIT = 1.0f / 32512.0f;
+ * rounding of all channels together changes scores by about 1e-3. For calibrated keys, whose codes are up to four times as large,
+ * the limit is a quarter of this. */
+constexpr float SD_LARGEST_UNIT = (FKV_CALIBRATED ? 0.25f : 1.0f) / 32512.0f;
 
 /* Products q * scale that one thread holds: 8 channels in each of N units (32 channels each), for one row of each group. */
 template <int N> struct sd_scaled {

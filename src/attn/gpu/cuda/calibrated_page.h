@@ -1,0 +1,59 @@
+/* Calibrated keys in decode_sealed.h: functions that load the keys of a tile and convert their codes to matrix operands, instead
+ * of those in sealed_page.h. Channels are in the channel order of the KV head (src/codec/channel_order.h), for keys and for
+ * queries.
+ *
+ * A dword contains four quads (groups of four channels) of one token. A quad occupies two bits of each byte: one digit of each of
+ * its four codes. In unit u, thread c handles the quads 8 * u + 2 * c and 8 * u + 2 * c + 1. For the first and the second digit,
+ * the two quads are in the same dword. For the third digit, they may be in different dwords.
+ */
+static_assert(DC_SLABS == 1, "a warp needs the digits of all channels");
+
+struct sd_tile_keys {
+    FKV_SHARED const fkv_u32 *at;  /* address of the first digits of the thread's first token in the warp's buffer */
+    fkv_u32 c;                     /* lane % 4 */
+    fkv_u32 n4, n6;                /* number of channels with at least four bits, and with six bits */
+    fkv_u32 codes[SD_UNITS][4][2]; /* codes of the two quads, one code per byte, for each of the four tokens of a part */
+};
+
+/* Sets the address of the keys of a tile, which are in `buffer`. */
+FKV_FN void sd_open_keys(sd_tile_keys &keys, FKV_SHARED const fkv_u32 *buffer, fkv_u32 lane) {
+    fkv_u32 r = lane / 4;
+    keys.c = lane % 4;
+    keys.at = buffer + r / 4 * SD_CODE_WORDS + r % 4 * 4;
+}
+
+/* Adds digit d of a quad to its codes. line: address of the line that contains the digits, for four tokens; shift: position of
+ * the quad's digits in each byte. */
+FKV_FN void sd_add_digits(const fkv_words4 &line, fkv_u32 shift, int d, int quad, fkv_u32 (&codes)[4][2]) {
+    FKV_UNROLL
+    for (int k = 0; k < 4; k++) {
+        fkv_u32 digits = (line.w[k] >> shift & 0x03030303u) << 2 * d;
+        codes[k][quad] = d == 0 ? digits : codes[k][quad] | digits;
+    }
+}
+
+/* Loads the keys of 32 tokens (part p) into registers. */
+FKV_FN void sd_take_part(sd_tile_keys &keys, int p) {
+    FKV_SHARED const fkv_u32 *at = keys.at + 2 * p * SD_CODE_WORDS;
+    fkv_u32 shift = keys.c % 2 * 4;
+    FKV_UNROLL
+    for (int u = 0; u < SD_UNITS; u++) {
+        fkv_u32 quad = 8 * (fkv_u32)u + 2 * keys.c;
+        fkv_words4 line = fkv_shared16(at + quad / 4 * 16);
+        sd_add_digits(line, shift, 0, 0, keys.codes[u]);
+        sd_add_digits(line, shift + 2, 0, 1, keys.codes[u]);
+        if (quad * 4 >= keys.n4) continue;
+        line = fkv_shared16(at + (FKV_D / 16 + quad / 4) * 16);
+        sd_add_digits(line, shift, 1, 0, keys.codes[u]);
+        if (quad * 4 + 4 < keys.n4) sd_add_digits(line, shift + 2, 1, 1, keys.codes[u]);
+        FKV_UNROLL
+        for (int i = 0; i < 2; i++) {
+            if (quad * 4 + 4 * (fkv_u32)i >= keys.n6) break;
+            fkv_u32 third = (FKV_D + keys.n4) / 4 + quad + (fkv_u32)i;
+            sd_add_digits(fkv_shared16(at + third / 4 * 16), third % 4 * 2, 2, i, keys.codes[u]);
+        }
+    }
+}
+
+FKV_FN fkv_u32 sd_quad_bytes(const sd_tile_keys &keys, int, int u, int k, int half) { return keys.codes[u][k][half]; }
+FKV_FN fkv_u32 sd_key_place(fkv_u32 lane) { return lane; }
