@@ -81,6 +81,8 @@ static const mlx_case all_cases[] = {
     {"prefill s2", 32, 8, 128, 1, 32768, 512, SEALED_K(2), SEALED_V(2)},
     {"decode calibrated", 32, 8, 128, 1, 131072, 1, CALIBRATED(4), SEALED_V(4)},
     {"prefill calibrated", 32, 8, 128, 1, 32768, 512, CALIBRATED(4), SEALED_V(4)},
+    {"decode c3/s3", 32, 8, 128, 1, 131072, 1, CALIBRATED(3), SEALED_V(3)},
+    {"prefill c3/s3", 32, 8, 128, 1, 32768, 512, CALIBRATED(3), SEALED_V(3)},
     {"prefill of wide heads sealed", 32, 2, 256, 1, 32768, 512, SEALED_K(4), SEALED_V(4)},
     {"prefill of wide heads 8/4", 32, 2, 256, 1, 32768, 512, {8, 64}, {4, 64}},
     {"decode latent 8", 16, 1, 512, 1, 131072, 1, {8, 64}, {0}, FKV_ROTATE_NONE, 64},
@@ -229,11 +231,11 @@ static void write_tokens(mlx_bench *b, fkv_step *step, mlx_array k, mlx_array v)
     check(b, "writing the history");
 }
 
-/* Sets the bits of each key channel of a layer with calibrated keys: half of the channels have 4 bits, a quarter has 6 and a
- * quarter has 2. */
+/* Sets the bits of each key channel of a layer with calibrated keys. If the average is 4, a quarter of the channels have 6 bits
+ * and another quarter have 2. If it is 3, an eighth have 6 bits and a quarter have 4. */
 static void set_channel_bits(const mlx_case *c, uint8_t *bits) {
-    static const uint8_t pattern[] = {4, 6, 4, 2};
-    for (int i = 0; i < c->kv_heads * c->dim; i++) bits[i] = pattern[(i * 5 + i / 16) % 4];
+    static const uint8_t patterns[2][8] = {{4, 2, 4, 2, 6, 2, 2, 2}, {4, 6, 4, 2, 4, 6, 4, 2}};
+    for (int i = 0; i < c->kv_heads * c->dim; i++) bits[i] = patterns[c->k.bits - 3][(i * 5 + i / 16) % 8];
 }
 
 /* Opens a cache whose sequences hold all tokens except the new ones. Then begins a step and writes the new tokens. */
@@ -249,8 +251,10 @@ static void open_cache(mlx_bench *b) {
     config.layer.k = c->k;
     config.layer.v = c->v;
     uint8_t *bits = bench_take((size_t)c->kv_heads * (size_t)c->dim);
-    set_channel_bits(c, bits);
-    if (c->k.kind == FKV_CODEC_CALIBRATED) config.layer.channel_bits = bits;
+    if (c->k.kind == FKV_CODEC_CALIBRATED) {
+        set_channel_bits(c, bits);
+        config.layer.channel_bits = bits;
+    }
     config.rotate = c->rotate;
     config.page_tokens = PAGE_TOKENS;
     config.max_seqs = (uint32_t)c->batch;

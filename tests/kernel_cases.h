@@ -109,6 +109,7 @@ static const attn_case kernel_cases[] = {
     /* decode of calibrated keys with groups of eight rows, and with two query tokens */
     {{10, 2, 64}, 23, 64, 0, 0, 0, FKV_ROTATE_V, FKV_F16, FKV_F32, true, 2, {{400, 1}, {63, 2}}, .opens = true},
     {{4, 1, 128}, 23, 32, 100, 3, 30, FKV_ROTATE_V, FKV_F16, FKV_F32, true, 1, {{300, 2}}, .opens = true},
+    {{10, 2, 64}, 24, 64, 0, 0, 0, FKV_ROTATE_V, FKV_F16, FKV_F32, true, 1, {{400, 2}}, .opens = true},
 };
 enum { N_KERNEL_CASES = sizeof kernel_cases / sizeof kernel_cases[0] };
 

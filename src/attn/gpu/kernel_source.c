@@ -184,10 +184,10 @@ static bool has_mma_pages(const fkv_attn_layer *layer) {
            (codec[FKV_SIDE_K].bits == 4 || codec[FKV_SIDE_V].bits < 4) && layer->block.page_tokens >= 2 * FKV_SEALED_TOKENS;
 }
 
-/* Returns true if decode of this layer uses decode_sealed.h for sealed pages. Calibrated keys must have 4 bits on average, V must
- * have 4 bits, and a warp must handle all channels of a head. */
+/* Returns true if decode of this layer uses decode_sealed.h for sealed pages. If keys are calibrated, one warp must handle all
+ * channels of a head. */
 static bool has_sealed_mma(const fkv_attn_layer *layer) {
-    return has_mma_pages(layer) && (!layer->calibrated || (layer->block.codec[FKV_SIDE_V].bits == 4 && layer->head_dim <= SLAB));
+    return has_mma_pages(layer) && (!layer->calibrated || layer->head_dim <= SLAB);
 }
 
 /* Returns true if decode of this layer uses decode_sealed.h for codebook codes. The head dimension must be 128, there must be at

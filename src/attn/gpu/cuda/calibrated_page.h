@@ -1,6 +1,6 @@
 /* Calibrated keys in decode_sealed.h: functions that load the keys of a tile and convert their codes to matrix operands, instead
- * of those in sealed_page.h. Channels are in the channel order of the KV head (src/codec/channel_order.h), for keys and for
- * queries.
+ * of those in sealed_page.h and narrow_page.h, whose order of tokens they use. Channels are in the channel order of the KV head
+ * (src/codec/channel_order.h), for keys and for queries.
  *
  * A dword contains four quads (groups of four channels) of one token. A quad occupies two bits of each byte: one digit of each of
  * its four codes. In unit u, thread c handles the quads 8 * u + 2 * c and 8 * u + 2 * c + 1. For the first and the second digit,
@@ -19,7 +19,10 @@ struct sd_tile_keys {
 FKV_FN void sd_open_keys(sd_tile_keys &keys, FKV_SHARED const fkv_u32 *buffer, fkv_u32 lane) {
     fkv_u32 r = lane / 4;
     keys.c = lane % 4;
-    keys.at = buffer + r / 4 * SD_CODE_WORDS + r % 4 * 4;
+    if (SD_NARROW)
+        keys.at = buffer + (SD_PARTS == 1 ? r / 4 : r / 2) * SD_K_CODE_WORDS + r % 2 * 8 + (SD_PARTS == 1 ? r / 2 % 2 * 4 : 0);
+    else
+        keys.at = buffer + r / 4 * SD_CODE_WORDS + r % 4 * 4;
 }
 
 /* Adds digit d of a quad to its codes. line: address of the line that contains the digits, for four tokens; shift: position of
@@ -34,7 +37,7 @@ FKV_FN void sd_add_digits(const fkv_words4 &line, fkv_u32 shift, int d, int quad
 
 /* Loads the keys of 32 tokens (part p) into registers. */
 FKV_FN void sd_take_part(sd_tile_keys &keys, int p) {
-    FKV_SHARED const fkv_u32 *at = keys.at + 2 * p * SD_CODE_WORDS;
+    FKV_SHARED const fkv_u32 *at = keys.at + p * (SD_NARROW ? 4 : 2 * SD_CODE_WORDS);
     fkv_u32 shift = keys.c % 2 * 4;
     FKV_UNROLL
     for (int u = 0; u < SD_UNITS; u++) {

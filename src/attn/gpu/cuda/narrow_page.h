@@ -37,12 +37,16 @@ FKV_FN constexpr fkv_u32 sd_unit_channel(int u) { return (fkv_u32)(u / 2 * 64 + 
 
 /* Packed bytes of a tile. They are copied to shared memory with cp.async while the previous tile is computed. */
 struct sd_tile {
-    FKV_SHARED const fkv_u32 *keys;        /* address of the thread's first key codes in the warp's buffer */
-    FKV_SHARED const fkv_u32 *high_keys;   /* address of the high bits of these codes, if they have 3 bits */
+#if FKV_CALIBRATED
+    sd_tile_keys keys;
+#else
+    FKV_SHARED const fkv_u32 *keys;      /* address of the thread's first key codes in the warp's buffer */
+    FKV_SHARED const fkv_u32 *high_keys; /* address of the high bits of these codes, if they have 3 bits */
+    fkv_u32 k[SD_PARTS][SD_K_LINES][4];  /* codes of 8 or 16 channels, for four tokens */
+    fkv_u32 high_k[SD_PARTS][4];         /* high bits of 32 channels */
+#endif
     FKV_SHARED const fkv_u32 *values;      /* address of the thread's first value codes */
     FKV_SHARED const fkv_u32 *high_values; /* address of the high bits of these codes, if they have 3 bits */
-    fkv_u32 k[SD_PARTS][SD_K_LINES][4];    /* codes of 8 or 16 channels, for four tokens */
-    fkv_u32 high_k[SD_PARTS][4];           /* high bits of 32 channels */
     fkv_u32 v[SD_UNITS][4];                /* codes of 16 tokens, for each channel 4 * r + i */
     fkv_u32 high_v[SD_UNITS / 2][4];       /* high bits of two units */
     fkv_u32 norms[SD_PARTS][SD_GROUP / 2]; /* norms of the tokens that the thread handles */
@@ -83,6 +87,10 @@ struct sd_high_key_plane {
         return SD_K_LINES * SD_K_LINE_WORDS + chunk % 2 * SD_K_HIGH_STEP + chunk / 4 * 8 + chunk % 4 / 2 * 4;
     }
 };
+struct sd_calibrated_plane { /* all digits of calibrated keys */
+    static constexpr fkv_u32 CHUNKS = FKV_K_ROW_BYTES;
+    FKV_FN fkv_u32 place(fkv_u32 chunk) { return chunk * 4; }
+};
 struct sd_value_plane {
     static constexpr fkv_u32 CHUNKS = DC_SLAB / 4;
     FKV_FN fkv_u32 place(fkv_u32 chunk) { return chunk * 4; }
@@ -108,9 +116,12 @@ FKV_FN void sd_copy_plane(FKV_SHARED fkv_u32 *to, const fkv_u8 *codes, fkv_u32 l
 
 FKV_FN void sd_load_keys(sd_tile &, const fkv_u8 *block, fkv_u32 slot, fkv_u32 n, FKV_SHARED fkv_u32 *buffers, dc_place at) {
     const fkv_u8 *codes = block + FKV_K_CODES + slot * FKV_K_ROW_BYTES;
-    sd_copy_plane<sd_key_plane, SD_K_CODE_WORDS, FKV_K_ROW_BYTES>(buffers, codes + at.slab * (sd_key_plane::CHUNKS * 16),
-                                                                  at.lane);
-    if constexpr (FKV_K_BITS == 3)
+    if constexpr (FKV_CALIBRATED != 0)
+        sd_copy_plane<sd_calibrated_plane, SD_K_CODE_WORDS, FKV_K_ROW_BYTES>(buffers, codes, at.lane);
+    else
+        sd_copy_plane<sd_key_plane, SD_K_CODE_WORDS, FKV_K_ROW_BYTES>(buffers, codes + at.slab * (sd_key_plane::CHUNKS * 16),
+                                                                      at.lane);
+    if constexpr (FKV_K_BITS == 3 && !FKV_CALIBRATED)
         sd_copy_plane<sd_high_key_plane, SD_K_CODE_WORDS, FKV_K_ROW_BYTES>(buffers, codes + FKV_D * 4 + at.slab * (DC_SLAB * 2),
                                                                            at.lane);
     if (at.lane < SD_TILE / 8)
@@ -131,11 +142,15 @@ FKV_FN void sd_load_values(sd_tile &, const fkv_u8 *block, fkv_u32 slot, FKV_SHA
 FKV_FN void sd_open_tile(sd_tile &tile, fkv_u32 n, FKV_SHARED fkv_u32 *buffers, fkv_u32 lane) {
     fkv_u32 r = lane / 4;
     fkv_u32 c = lane % 4;
+#if FKV_CALIBRATED
+    sd_open_keys(tile.keys, buffers, lane);
+#else
     fkv_u32 step = SD_PARTS == 1 ? r / 2 % 2 : 0;
-    FKV_SHARED const fkv_u32 *block = buffers + sd_key_block(r) * SD_K_CODE_WORDS + r % 2 * 4;
-    tile.keys = block + step * SD_K_STEP + c * 8;
-    tile.high_keys = block + SD_K_LINES * SD_K_LINE_WORDS + step * SD_K_HIGH_STEP + c / SD_K_HIGH_SHARERS * 8;
-    block = buffers + SD_BUFFER_WORDS + (SD_PARTS == 1 ? c / 2 : c) * SD_V_CODE_WORDS + r % 4 * 4;
+    FKV_SHARED const fkv_u32 *keys = buffers + sd_key_block(r) * SD_K_CODE_WORDS + r % 2 * 4;
+    tile.keys = keys + step * SD_K_STEP + c * 8;
+    tile.high_keys = keys + SD_K_LINES * SD_K_LINE_WORDS + step * SD_K_HIGH_STEP + c / SD_K_HIGH_SHARERS * 8;
+#endif
+    FKV_SHARED const fkv_u32 *block = buffers + SD_BUFFER_WORDS + (SD_PARTS == 1 ? c / 2 : c) * SD_V_CODE_WORDS + r % 4 * 4;
     tile.values = block + r / 4 * 32;
     tile.high_values = block + DC_SLAB + r / 4 * 16;
     tile.odd = c % 2;
@@ -156,10 +171,14 @@ FKV_FN void sd_take(fkv_u32 (&to)[4], FKV_SHARED const fkv_u32 *codes, fkv_u32 s
 
 FKV_FN void sd_take_keys(sd_tile &tile, int p) {
     if (p >= SD_PARTS) return;
+#if FKV_CALIBRATED
+    sd_take_part(tile.keys, p);
+#else
     FKV_UNROLL
     for (int n = 0; n < SD_K_LINES; n++) sd_take(tile.k[p][n], tile.keys + n * SD_K_LINE_WORDS + p * (int)SD_K_STEP, 0);
     if constexpr (FKV_K_BITS == 3)
         sd_take(tile.high_k[p], tile.high_keys + p * (int)SD_K_HIGH_STEP, SD_K_HIGH_SHARERS == 2 ? tile.odd * 4 : 0);
+#endif
 }
 
 FKV_FN void sd_take_values(sd_tile &tile, int u) {
@@ -176,12 +195,16 @@ FKV_FN fkv_u32 sd_query_place(fkv_u32 d) { return d / DC_SLAB * DC_SLAB + sd_lin
 /* Returns four codes of token k of part p as bytes: the lower four channels of unit u if `half` is 0, and the upper four if it is
  * 1. */
 FKV_FN fkv_u32 sd_key_bytes(const sd_tile &tile, int p, int u, int k, int half) {
+#if FKV_CALIBRATED
+    return sd_quad_bytes(tile.keys, p, u, k, half);
+#else
     if constexpr (FKV_K_BITS == 4) return tile.k[p][u][k] >> half * 4 & 0x0f0f0f0fu;
     fkv_u32 low = tile.k[p][u / 2 % SD_K_LINES][k] >> (u % 2 * 4 + half * 2);
     if constexpr (FKV_K_BITS == 2) return low & 0x03030303u;
     int bit = u * 2 + half;
     fkv_u32 high = bit < 2 ? tile.high_k[p][k] << (2 - bit) : tile.high_k[p][k] >> (bit - 2);
     return fkv_mask_or(low, 0x03030303u, high & 0x04040404u);
+#endif
 }
 
 /* ---- values ---- */

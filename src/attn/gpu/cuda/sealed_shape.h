@@ -55,7 +55,9 @@ constexpr bool SD_NARROW = FKV_V_BITS < 4; /* true for layers that use narrow_pa
 constexpr int SD_K_LINE_WORDS = 80;
 constexpr int SD_K_HIGH_WORDS = FKV_K_BITS == 3 ? (SD_K_LINES == 2 ? 80 : 32) : 0;
 /* Numbers of words for the codes of 16 tokens, including padding against bank conflicts. */
-constexpr int SD_K_CODE_WORDS = SD_NARROW ? SD_K_LINES * SD_K_LINE_WORDS + SD_K_HIGH_WORDS : DC_SLAB * 2 + 8;
+constexpr int SD_K_CODE_WORDS = FKV_CALIBRATED ? FKV_K_ROW_BYTES * 4 + 8
+                                : SD_NARROW    ? SD_K_LINES * SD_K_LINE_WORDS + SD_K_HIGH_WORDS
+                                               : DC_SLAB * 2 + 8;
 constexpr int SD_V_CODE_WORDS = DC_SLAB * FKV_V_BITS / 2 + 8;
 constexpr int SD_CODE_WORDS = SD_K_CODE_WORDS > SD_V_CODE_WORDS ? SD_K_CODE_WORDS : SD_V_CODE_WORDS;
 constexpr int SD_AT_NORMS = 2 * SD_PARTS * SD_CODE_WORDS;
@@ -113,15 +115,17 @@ struct sd_rows {
 /* ---- loads ---- */
 
 /* Returns the position at which a line (8 channels) of queries or scales is stored within its slab. Thread c uses the lines at
- * the positions 4 * u + c. Dwords with 2-bit codes hold two lines, so thread c handles adjacent lines. */
-FKV_FN fkv_u32 sd_line_place(fkv_u32 line) { return FKV_K_BITS < 4 ? line % SD_UNITS * 4 + line / SD_UNITS : line; }
+ * the positions 4 * u + c. Dwords with 2-bit codes hold two lines, so thread c handles adjacent lines, except for calibrated
+ * keys. */
+constexpr bool SD_LINES_MOVED = FKV_K_BITS < 4 && !FKV_CALIBRATED;
+FKV_FN fkv_u32 sd_line_place(fkv_u32 line) { return SD_LINES_MOVED ? line % SD_UNITS * 4 + line / SD_UNITS : line; }
 
 /* Starts copying a page's {scales, biases} for the channels of this warp to the warp's shared memory. */
 FKV_FN void sd_copy_lines(FKV_SHARED fkv_u32 *lines, const fkv_u8 *block, dc_place at) {
     constexpr fkv_u32 lanes = DC_SLAB / 8;
     if (at.lane >= 2 * lanes) return;
     const fkv_u8 *part = block + (at.lane < lanes ? FKV_K_SCALES : FKV_K_BIASES);
-    fkv_u32 place = FKV_K_BITS < 4 ? at.lane / lanes * lanes + sd_line_place(at.lane % lanes) : at.lane;
+    fkv_u32 place = SD_LINES_MOVED ? at.lane / lanes * lanes + sd_line_place(at.lane % lanes) : at.lane;
     fkv_async_copy16(lines + place * 4, part + at.slab * (DC_SLAB * 2) + at.lane % lanes * 16);
 }
 
