@@ -390,11 +390,24 @@ def latent_gpu(results):
     return markdown(["microseconds", "flatkv, chained", "flatkv, single call", "MLX bf16, chained", "MLX bf16, single call"], rows)
 
 
+def calibrated_gpu(results):
+    """bench_attn --device mlx for calibrated keys, by history length, next to MLX's bf16 attention."""
+    rows = {}
+    for r in results.file(f"{GPU}/calibrated")["result"]["results"]:
+        what, codec = r["case"].split(" ", 1)
+        who = "MLX bf16" if r["who"].startswith("MLX") else codec.replace("calibrated", "c4/s4")
+        rows.setdefault((what, r["cached"]), {})[who] = [three_digits(r[key]) for key in ("us_in_parts", "us_single")]
+    columns = ("c4/s4", "c3/s3", "MLX bf16")
+    head = [f"{who}, {name}" for who in columns for name in ("in parts", "single call")]
+    cells = [[f"{what}, {cached} cached", *(cell for who in columns for cell in by[who])] for (what, cached), by in rows.items()]
+    return markdown(["microseconds, 32/8/128", *head], cells)
+
+
 def small_codecs_gpu(results):
     """bench_attn --device mlx for pages of 2 and 3 bits and TurboQuant pages."""
     found = [r for name in ("decode", "prefill_narrow") for r in results.file(f"{GPU}/{name}")["result"]["results"]]
-    rows = [[r["case"], str(r["cached"]), *(three_digits(r[key]) for key in ("us_chained", "us_single"))] for r in found]
-    return markdown(["microseconds, 32/8/128", "cached tokens", "per call, chained", "single call"], rows)
+    rows = [[r["case"], str(r["cached"]), *(three_digits(r[key]) for key in ("us_chained", "us_in_parts", "us_single"))] for r in found]
+    return markdown(["microseconds, 32/8/128", "cached tokens", "chained", "in parts", "single call"], rows)
 
 
 def rate_row(r):
@@ -557,7 +570,7 @@ def outside_checks(results):
 
 
 MADE = (flat, attention_cpu, attention_cpu_128, attention_llama, read_roof, attention_codecs, attention_mlx_lm, models_cpu, models_cpu_vnni, quality, calibrated)
-MADE += (decode_step_gpu, attention_gpu, sealed_gpu, lengths_gpu, wide_gpu, latent_gpu, small_codecs_gpu, kernels_gpu, python_model, python_decode, python_batch, python_lengths)
+MADE += (decode_step_gpu, attention_gpu, sealed_gpu, lengths_gpu, wide_gpu, latent_gpu, calibrated_gpu, small_codecs_gpu, kernels_gpu, python_model, python_decode, python_batch, python_lengths)
 MADE += (python_soak, python_census, python_turns, hybrid_turns, hybrid_rates, hybrid_chat, hybrid_codecs, hybrid_states, python_key_biases)
 MADE += (families, outside_checks, speed)
 TABLES = {f.__name__: f for f in MADE}

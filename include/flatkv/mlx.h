@@ -43,8 +43,7 @@ extern "C" {
 typedef enum fkv_mlx_way {
     FKV_MLX_AUTO = 0, /* selects FKV_MLX_FUSED if it supports the stream and all layers, otherwise FKV_MLX_PLAIN */
     FKV_MLX_PLAIN,    /* MLX's built-in operations; works on any stream */
-    FKV_MLX_FUSED     /* flatkv's own kernels; for Metal and CUDA streams only. Calibrated keys are not supported; latent layers
-                         are supported only on CUDA */
+    FKV_MLX_FUSED     /* flatkv's own kernels; for Metal and CUDA streams only. Latent layers are supported only on CUDA */
 } fkv_mlx_way;
 
 typedef struct fkv_mlx_config {
