@@ -101,8 +101,8 @@ static const attn_case kernel_cases[] = {
     {{4, 1, 256}, 18, 64, 0, 0, 0, FKV_ROTATE_V, FKV_F16, FKV_F32, true, 1, {{505, 1}}, .opens = true},
     {{8, 1, 256}, 18, 64, 270, 20, 0, FKV_ROTATE_V, FKV_BF16, FKV_BF16, true, 2, {{500, 1}, {63, 3}}, .sinks = 2, .opens = true},
     {{2, 1, 192}, 18, 64, 0, 0, 30, FKV_ROTATE_V, FKV_F16, FKV_F16, true, 1, {{310, 1}}, .opens = true},
-    /* calibrated keys whose prefill uses matrix instructions: all row types, rotated keys, windows, open pages with 16 bits, and
-     * a head dimension that is not a multiple of 64 */
+    /* calibrated keys whose prefill uses matrix instructions: all row types, windows, open pages with 16 bits, and head
+     * dimensions that are not a multiple of 64 */
     {{8, 2, 128}, 23, 64, 0, 0, 0, FKV_ROTATE_V, FKV_F16, FKV_F16, true, 2, {{700, 1}, {318, 5}}, .opens = true},
     {{4, 2, 128}, 24, 64, 200, 20, 30, FKV_ROTATE_KV, FKV_BF16, FKV_BF16, true, 2, {{400, 1}, {300, 4}}, .opens = true},
     {{6, 2, 80}, 23, 64, 0, 0, 0, FKV_ROTATE_V, FKV_BF16, FKV_F32, true, 1, {{410, 1}}, .opens = true},
@@ -110,6 +110,8 @@ static const attn_case kernel_cases[] = {
     {{10, 2, 64}, 23, 64, 0, 0, 0, FKV_ROTATE_V, FKV_F16, FKV_F32, true, 2, {{400, 1}, {63, 2}}, .opens = true},
     {{4, 1, 128}, 23, 32, 100, 3, 30, FKV_ROTATE_V, FKV_F16, FKV_F32, true, 1, {{300, 2}}, .opens = true},
     {{10, 2, 64}, 24, 64, 0, 0, 0, FKV_ROTATE_V, FKV_F16, FKV_F32, true, 1, {{400, 2}}, .opens = true},
+    /* prefill of calibrated keys with a window, and with only one buffer for third digits */
+    {{4, 2, 112}, 23, 64, 200, 20, 0, FKV_ROTATE_V, FKV_F16, FKV_F16, true, 1, {{330, 1}}, .opens = true},
 };
 enum { N_KERNEL_CASES = sizeof kernel_cases / sizeof kernel_cases[0] };
 
@@ -155,6 +157,9 @@ enum {
  * blocks do not share pages. */
 enum { UNSHARED_PREFILL_CASE = 44 };
 
+/* Index of the case with calibrated keys whose prefill is also compiled with plain loops. */
+enum { CALIBRATED_PLAIN_CASE = 64 };
+
 /* Index of the only latent case whose prefill is also compiled with plain loops: their emulation is the slowest. */
 enum { PLAIN_LATENT_CASE = 56 };
 
@@ -178,7 +183,7 @@ static inline bool kernel_case_has(uint32_t i, int kernel) {
         return shape->n_q_heads / shape->n_kv_heads > 4 && (i % 2 == 0 || kernel_cases[i].opens);
     if (kernel_cases[i].opens) /* needs no write kernel: open rows are written as with the 8/8 codec */
         return (kernel > PUT_NUMBERS && kernel < SEAL) || kernel == KERNEL_SIMDGROUP_PREFILL ||
-               (kernel == KERNEL_PLAIN_PREFILL && i == FIRST_SEALED_CASE);
+               (kernel == KERNEL_PLAIN_PREFILL && (i == FIRST_SEALED_CASE || i == CALIBRATED_PLAIN_CASE));
     const bool book = attn_codecs[kernel_cases[i].codec].k.kind == FKV_CODEC_TURBO ||
                       attn_codecs[kernel_cases[i].codec].v.kind == FKV_CODEC_TURBO;
     return kernel != KERNEL_PLAIN_PREFILL || (i % 4 == 0 && !book); /* CUDA prefill of codebook codes already uses plain loops */

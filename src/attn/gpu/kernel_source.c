@@ -176,8 +176,8 @@ static bool is_kind(const fkv_attn_layer *layer, fkv_codec_kind kind) {
     return layer->block.codec[FKV_SIDE_K].kind == kind || layer->block.codec[FKV_SIDE_V].kind == kind;
 }
 
-/* Returns true if the kernels for matrix instructions can unpack the sealed pages of this layer. V must be sealed. If V has 4
- * bits, K must also have 4 bits. A page must have at least 32 tokens. */
+/* Returns true if the kernels that use matrix instructions can unpack the sealed pages of this layer. V must be sealed. If V has
+ * 4 bits, K must also have 4 bits. A page must have at least 32 tokens. */
 static bool has_mma_pages(const fkv_attn_layer *layer) {
     const fkv_codec *codec = layer->block.codec;
     return layer->sealed && codec[FKV_SIDE_V].kind == FKV_CODEC_SEALED_V &&
@@ -217,8 +217,8 @@ static bool has_wide_sealed_prefill(const fkv_attn_layer *layer) {
     return layer->head_dim <= 2 * SLAB || (layer->head_dim == 4 * SLAB && layer->row_type != FKV_F32);
 }
 
-/* In addition to the conditions for decode, prefill requires that a sealed page have 64 tokens, which are one tile of keys, or
- * two tiles for wide heads. Layers with codebook codes use matrix instructions only in decode. */
+/* In addition to the conditions of has_mma_pages(), prefill requires that a sealed page have 64 tokens, which are one tile of
+ * keys, or two tiles for wide heads. Layers with codebook codes use matrix instructions only in decode. */
 bool fkv_prefill_has_warpgroups(const fkv_attn_layer *layer) {
     if (is_latent(layer)) return has_latent_prefill(layer);
     if (!layer->sealed) return !is_kind(layer, FKV_CODEC_TURBO);
@@ -344,8 +344,8 @@ uint64_t fkv_prefill_ring_bytes(fkv_kernel_device device, const fkv_attn_layer *
     const uint64_t row =
         fkv_ceil_div(layer->head_dim, 64) * 128; /* bytes per unpacked key; an unpacked value has the same size */
     const uint32_t unit = 144;                   /* sizeof(pf_page_unit); prefill_share.h checks this size with static_assert */
-    const uint32_t high = layer->calibrated ? PREFILL_KEYS * 128 : 0; /* high bits of calibrated keys */
-    const uint64_t image = fkv_ceil_div((uint32_t)((PREFILL_KEYS + 8 + PREFILL_KEYS) * row + unit), 128) * 128 + high;
+    const uint32_t third = layer->calibrated ? PREFILL_KEYS * 128 : 0; /* third digits of calibrated keys */
+    const uint64_t image = fkv_ceil_div((uint32_t)((PREFILL_KEYS + 8 + PREFILL_KEYS) * row + unit), 128) * 128 + third;
     const uint32_t queries = fkv_min_u32(fkv_prefill_queries(device, layer), PREFILL_KEYS); /* at most, per block */
     const uint32_t open_pages = fkv_ceil_div(sharers_of(device) * queries, PREFILL_KEYS) + FKV_OPEN_SPAN;
     return fkv_prefill_ring_words(device) * sizeof(uint32_t) +

@@ -25,8 +25,8 @@ FKV_FN void sd_open_keys(sd_tile_keys &keys, FKV_SHARED const fkv_u32 *buffer, f
         keys.at = buffer + r / 4 * SD_CODE_WORDS + r % 4 * 4;
 }
 
-/* Adds digit d of a quad to its codes. line: address of the line that contains the digits, for four tokens; shift: position of
- * the quad's digits in each byte. */
+/* Adds digit d of a quad to its codes. line: the dwords that contain the digits, for four tokens; shift: position of the quad's
+ * digits in each byte. */
 FKV_FN void sd_add_digits(const fkv_words4 &line, fkv_u32 shift, int d, int quad, fkv_u32 (&codes)[4][2]) {
     FKV_UNROLL
     for (int k = 0; k < 4; k++) {
@@ -52,8 +52,8 @@ FKV_FN void sd_take_part(sd_tile_keys &keys, int p) {
         FKV_UNROLL
         for (int i = 0; i < 2; i++) {
             if (quad * 4 + 4 * (fkv_u32)i >= keys.n6) break;
-            fkv_u32 third = (FKV_D + keys.n4) / 4 + quad + (fkv_u32)i;
-            sd_add_digits(fkv_shared16(at + third / 4 * 16), third % 4 * 2, 2, i, keys.codes[u]);
+            fkv_u32 third_quad = (FKV_D + keys.n4) / 4 + quad + (fkv_u32)i;
+            sd_add_digits(fkv_shared16(at + third_quad / 4 * 16), third_quad % 4 * 2, 2, i, keys.codes[u]);
         }
     }
 }

@@ -1,4 +1,5 @@
-/* Support for sealed pages with 2-bit or 3-bit V codes in decode_sealed.h. K codes have 2, 3 or 4 bits. This file implements the
+/* Support for sealed pages with 2-bit or 3-bit V codes in decode_sealed.h. K codes have 2, 3 or 4 bits; calibrated_page.h reads
+ * the codes of calibrated keys. This file implements the
  * same interface as sealed_page.h. In the following, r is lane / 4, and c is lane % 4.
  *
  * A dword of 2-bit codes holds 16 channels of one token (K) or 16 tokens of one channel (V). Codes of 3 bits consist of a plane

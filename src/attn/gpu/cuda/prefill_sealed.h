@@ -15,10 +15,11 @@
  * codes is 2 or 4 instead of 8 (pf_middle_code()).
  *
  * Calibrated keys: the channels of queries and keys in shared memory are in the channel order of the KV head, in which codes are
- * packed. The values of 6-bit channels are not exact in fp16. Therefore, the tile of keys holds only the contribution of the low
- * four bits of each code, scale * (low bits - 8). The contribution of the high two bits, 16 * scale * (high bits - 2), is stored
- * in the buffer for low-order parts of open keys, and is used in a second matrix product. At most half of the channels have six
- * bits, and these channels come first in the channel order, so this product covers only the first half of the channels.
+ * packed. A code consists of one to three digits of 2 bits. The values of 6-bit channels are not exact in fp16. Therefore, the
+ * tile of keys holds only the contribution of the first two digits, scale * (code % 16 - 8). The contribution of the third digit,
+ * 16 * scale * (digit - 2), is stored in the buffer for low-order parts of open keys, and is used in a second matrix product. At
+ * most half of the channels have a third digit, and these channels come first in the channel order, so this product covers only
+ * the first half of the channels.
  *
  * Open pages (the first page and the pages of the queries' own span) have rows of 8-bit codes. Each K value is split into two
  * fp16 values, which are used in two matrix products. Each V value is rounded to one fp16 value.
@@ -152,7 +153,7 @@ constexpr fkv_u32 PF_QUADS = PF_KEYS / 32 / PF_SPLIT;  /* number of groups of fo
 constexpr fkv_u32 PF_KEY_TURNS = (PF_UNITS + 15) / 16; /* number of units per thread; the warpgroup unpacks 16 units at a time */
 constexpr fkv_u32 PF_FOURS = (FKV_D + 127) / 128;      /* number of groups of four channels per lane, for pf_page_exponent() */
 constexpr fkv_u32 PF_CODE_WORDS = FKV_CALIBRATED ? 8 : 4; /* number of words that hold the codes of a unit of four tokens */
-constexpr fkv_u32 PF_HIGH_UNITS = FKV_CALIBRATED ? PF_HIGH_STEPS * 2 : 0; /* units in the product with the high bits of codes */
+constexpr fkv_u32 PF_THIRD_UNITS = PF_THIRD_STEPS * 2;    /* number of units in the product with the third digits */
 static_assert(!FKV_CALIBRATED || PF_KEY_TURNS == 1, "pf_next_keys() does not support calibrated keys");
 
 /* Keys that a thread unpacks: one unit (8 channels) of each key in one or two groups of four tokens. Two groups are 32 tokens
@@ -162,7 +163,7 @@ static_assert(!FKV_CALIBRATED || PF_KEY_TURNS == 1, "pf_next_keys() does not sup
 struct pf_key_share {
     fkv_u32 number;    /* index, in the unit, of the channel whose offset this thread computes */
     fkv_u32 codes_at;  /* byte offset, in the page, of the codes of the thread's first token */
-    fkv_u32 high_at;   /* the same for the high bits of 3-bit codes; for calibrated keys, offset of the token's first line */
+    fkv_u32 high_at;   /* the same for the high bits of 3-bit codes */
     fkv_u32 unit_at;   /* byte offset of the unit in the scales (and in the biases) of the page */
     fkv_u32 tile_at;   /* byte offset, in the tile, of the first token's unit */
     fkv_u32 offset_at; /* byte offset, in the tile, of the thread's channel in the first extra key */
@@ -177,7 +178,7 @@ FKV_FN pf_key_share pf_keys_of(fkv_shared s) {
     return {number,
             FKV_K_CODES + key / 16 * (16 * FKV_K_ROW_BYTES) + unit / (FKV_K_BITS == 4 && !FKV_CALIBRATED ? 1 : 2) * 64 +
                 key % 16 * 4,
-            FKV_K_CODES + key / 16 * (16 * FKV_K_ROW_BYTES) + (FKV_CALIBRATED ? 0 : FKV_D / 16 + unit / 4) * 64 + key % 16 * 4,
+            FKV_K_CODES + key / 16 * (16 * FKV_K_ROW_BYTES) + (FKV_D / 16 + unit / 4) * 64 + key % 16 * 4,
             unit * 16,
             half + key * 128 + ((unit % 8) ^ (key % 8)) * 16,
             half + PF_KEYS * 128 + unit % 8 * 16 + pf_k_channel(number) * 2,
@@ -252,24 +253,24 @@ FKV_FN void pf_get_key_codes(fkv_shared s, const pf_key_share &own, fkv_u32 at, 
     FKV_UNROLL for (fkv_u32 q = 0; q < 2; q++) if (unit * 8 + 4 * q < n4) FKV_UNROLL for (fkv_u32 n = 0; n < 4; n++)
         codes[2 * n + q] |= (w[n] >> (unit % 2 * 4 + 2 * q) & 0x03030303u) << 2;
     FKV_UNROLL for (fkv_u32 q = 0; q < 2; q++) if (unit * 8 + 4 * q < n6) {
-        fkv_u32 quad = (FKV_D + n4) / 4 + unit * 2 + q;
-        fkv_get16(s, at + own.high_at + quad / 4 * 64, w);
+        fkv_u32 quad = (FKV_D + n4) / 4 + unit * 2 + q; /* index of four adjacent digits, counted over all digits of a token */
+        fkv_get16(s, at + own.codes_at - unit / 2 * 64 + quad / 4 * 64, w);
         FKV_UNROLL for (fkv_u32 n = 0; n < 4; n++) codes[2 * n + q] |= (w[n] >> quad % 4 * 2 & 0x03030303u) << 4;
     }
 }
 
-/* Returns the number that is subtracted from the low four bits of a channel's codes, given its position in the channel order. */
+/* Returns the number that is subtracted from the first two digits of a channel's codes, given its position in the channel order.
+ */
 FKV_FN fkv_u32 pf_middle_code(fkv_shared s, fkv_u32 position) { return position < pf_channels_with(s, 4) ? 8 : 2; }
 
-/* Returns 1 if the channel has six bits, otherwise 0. */
-FKV_FN fkv_u32 pf_has_high_bits(fkv_shared s, fkv_u32 position) { return position < pf_channels_with(s, 6) ? 1 : 0; }
+FKV_FN bool pf_has_third_digit(fkv_shared s, fkv_u32 position) { return position < pf_channels_with(s, 6); }
 #else
 FKV_FN void pf_get_key_codes(fkv_shared s, const pf_key_share &own, fkv_u32 at, fkv_u32 *codes) {
     fkv_u32 lane = s.index % 32; /* unit % 4 is lane % 4 */
     pf_get_codes<FKV_K_BITS>(s, at + own.codes_at, lane % 2 * 4, at + own.high_at, lane % 4 * 2, codes);
 }
 FKV_FN fkv_u32 pf_middle_code(fkv_shared, fkv_u32) { return 1u << (FKV_K_BITS - 1); }
-FKV_FN fkv_u32 pf_has_high_bits(fkv_shared, fkv_u32) { return 0; }
+FKV_FN bool pf_has_third_digit(fkv_shared, fkv_u32) { return false; }
 #endif
 
 /* Loads into registers the codes, scales and norms that this thread unpacks. If the page is open, the loaded bytes are not
@@ -307,7 +308,7 @@ FKV_FN fkv_u32 pf_page_exponent(const pf_taken_keys &k) {
  * * (code - 8) for 4-bit codes, 1032 * scale or 72 * scale must be subtracted. fp16 cannot represent these products exactly, so
  * the nearest fp16 value is subtracted, and the channel offsets correct the difference. Codes of calibrated keys are in separate
  * bytes, which gives 1024 + code for all channels. */
-FKV_FN bool pf_is_high(fkv_u32 channel) { return !FKV_CALIBRATED && channel % 8 >= 4; }
+FKV_FN bool pf_is_upper_nibble(fkv_u32 channel) { return !FKV_CALIBRATED && channel % 8 >= 4; }
 
 /* pf_is_shared_image<TO>::value is true if the destination TO is a page image in device memory, which other thread blocks read,
  * and false if it is shared memory. */
@@ -321,7 +322,7 @@ template <> struct pf_is_shared_image<fkv_shared> {
 /* Returns the rounding error that all fp16 keys of a channel have in common. It is a multiple of the scale's last bit, and its
  * magnitude does not exceed the scale. */
 FKV_FN float pf_channel_error(float scale, fkv_u32 channel, fkv_u32 middle) {
-    float off = (float)((pf_is_high(channel) ? 64 : 1024) + middle);
+    float off = (float)((pf_is_upper_nibble(channel) ? 64 : 1024) + middle);
     return fkv_fma(off, scale, fkv_f16_to_f32(fkv_f32_to_f16(-off * scale)));
 }
 
@@ -331,8 +332,8 @@ FKV_FN fkv_u32 pf_two_codes(fkv_u32 codes, fkv_u32 half) {
     return fkv_permute(codes, 0x64646464u, half == 0 ? 0x4140u : 0x4342u);
 }
 
-/* Stores the contribution of the high two bits of calibrated codes: eight channels of four tokens. */
-template <class TO> FKV_FN void pf_put_high_bits(TO to, fkv_u32 at, const fkv_u32 *codes, const fkv_u32 *scale) {
+/* Stores the contribution of the third digits of calibrated codes: eight channels of four tokens. */
+template <class TO> FKV_FN void pf_put_third_digits(TO to, fkv_u32 at, const fkv_u32 *codes, const fkv_u32 *scale) {
     FKV_UNROLL for (fkv_u32 n = 0; n < 4; n++) {
         fkv_u32 x[4];
         FKV_UNROLL for (fkv_u32 i = 0; i < 4; i++) {
@@ -374,8 +375,8 @@ template <class TO> struct pf_offsets_at {
 template <class TO>
 FKV_FN void pf_put_offset(fkv_shared s, const pf_offsets_at<TO> &offsets, const pf_key_share &own, float scale, float bias) {
     fkv_u32 position = own.unit_at / 2 + own.number, middle = pf_middle_code(s, position);
-    bias =
-        fkv_fma((float)(middle + 32 * pf_has_high_bits(s, position)), scale, bias) - pf_channel_error(scale, own.number, middle);
+    bias = fkv_fma((float)(pf_has_third_digit(s, position) ? middle + 32 : middle), scale, bias) -
+           pf_channel_error(scale, own.number, middle);
     fkv_u32 high = fkv_f32_to_f16(bias), key = 2 * offsets.number, at = offsets.at + own.offset_at;
     fkv_put2(offsets.to, (at ^ key * 16) + key * 128, high);
     fkv_put2(offsets.to, (at ^ (key + 1) * 16) + (key + 1) * 128, fkv_f32_to_f16(bias - fkv_f16_to_f32(high)));
@@ -393,10 +394,10 @@ template <class TO> FKV_FN void pf_put_page_unit(fkv_shared s, TO to, fkv_u32 at
     if (lane == 0) fkv_put4(to, at, sum);
 }
 
-/* Stores the unpacked keys of a page at `at`, the contribution of the high bits of calibrated codes at high_at, and the score
+/* Stores the unpacked keys of a page at `at`, the contribution of the third digits of calibrated keys at third_at, and the score
  * factor and norms of the page (pf_page_unit) at unit_at. */
 template <class TO>
-FKV_FN void pf_put_sealed_keys(fkv_shared s, TO to, fkv_u32 at, fkv_u32 high_at, fkv_u32 unit_at,
+FKV_FN void pf_put_sealed_keys(fkv_shared s, TO to, fkv_u32 at, fkv_u32 third_at, fkv_u32 unit_at,
                                const pf_offsets_at<TO> &offsets, fkv_u32 first_key, const pf_key_share &own,
                                const pf_taken_keys &k) {
     fkv_u32 exponent = pf_page_exponent(k);
@@ -408,22 +409,22 @@ FKV_FN void pf_put_sealed_keys(fkv_shared s, TO to, fkv_u32 at, fkv_u32 high_at,
     fkv_u32 scales[4], off[4];
     /* each iteration handles two channels: pf_k_channel(2 * n) and pf_k_channel(2 * n + 1) */
     FKV_UNROLL for (fkv_u32 n = 0; n < 4; n++) {
-        fkv_u32 pair[2], high = pf_is_high(4 * (n / 2)) ? 16 : 1;
+        fkv_u32 pair[2], factor = pf_is_upper_nibble(4 * (n / 2)) ? 16 : 1;
         FKV_UNROLL for (fkv_u32 i = 0; i < 2; i++) {
             fkv_u32 c = pf_k_channel(2 * n + i);
             pair[i] = k.scales[c / 2] >> 16 * (c % 2) & 0xffffu;
         }
-        float times = up / (float)high;
+        float times = up / (float)factor;
         scales[n] = fkv_pack_f16(fkv_page_value(pair[0]) * times, fkv_page_value(pair[1]) * times);
         off[n] = pf_times(scales[n], /* -1032, -1152 (4 bits) */
-                          0xe400e400u + high * pf_middle_code(s, channel + 4 * (n / 2)) * 0x10001u);
+                          0xe400e400u + factor * pf_middle_code(s, channel + 4 * (n / 2)) * 0x10001u);
     }
     FKV_UNROLL for (fkv_u32 i = 0; i < PF_QUADS; i++) pf_put_unit(to, at + own.tile_at + i * (32 * 128), k.codes[i], scales, off);
-    if (channel / 8 >= PF_HIGH_UNITS) return;
+    if (channel / 8 >= PF_THIRD_UNITS) return;
     FKV_UNROLL for (fkv_u32 n = 0; n < 4; n++) scales[n] =
-        pf_has_high_bits(s, channel + 4 * (n / 2)) != 0 ? pf_times(scales[n], 0x4c004c00u) : 0; /* 16 */
+        pf_has_third_digit(s, channel + 4 * (n / 2)) ? pf_times(scales[n], 0x4c004c00u) : 0; /* 16 */
     FKV_UNROLL for (fkv_u32 i = 0; i < PF_QUADS; i++)
-        pf_put_high_bits(to, high_at + own.tile_at + i * (32 * 128), k.codes[i], scales);
+        pf_put_third_digits(to, third_at + own.tile_at + i * (32 * 128), k.codes[i], scales);
 }
 
 /* ---- open pages ---- */
@@ -501,7 +502,8 @@ template <class TO> FKV_FN void pf_put_open_unit(fkv_shared s, TO to, fkv_u32 at
     if (thread < 32) fkv_put4(to, at + pf_norms_at(thread), PF_OPEN_NORMS);
 }
 
-/* Waits until the matrix products have finished reading the low-order parts that this tile's low-order parts will overwrite. */
+/* Waits until the matrix products have finished reading the low-order parts (or third digits) that those of this tile will
+ * overwrite. */
 FKV_FN void pf_wait_for_low_parts(fkv_shared s, fkv_u32 tile) {
     fkv_mbarrier_wait(s, pf_mbarrier(PF_K_EMPTY, (int)((tile - PF_LOWS) % PF_STAGES)), (tile - PF_LOWS) / PF_STAGES % 2);
 }

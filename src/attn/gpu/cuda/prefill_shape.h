@@ -43,7 +43,8 @@ constexpr int pf_value_bytes(int keys) {
     constexpr int channels = PF_V_FOLDS * PF_V_WIDTH;
     return PF_WIDE ? (PF_DP + channels - 1) / channels * PF_V_WIDTH * 128 : pf_tile_bytes(keys);
 }
-/* low-order parts of open keys; score products of wide heads also read the 8 rows that follow */
+/* low-order parts of open keys, or third digits of calibrated keys; score products of wide heads also read the 8 rows that follow
+ */
 constexpr int pf_low_bytes(int keys) { return FKV_K_SEALED ? pf_tile_bytes(keys) + (PF_WIDE ? PF_MORE_KEYS * 128 : 0) : 0; }
 constexpr int pf_scales_bytes(int keys) { return PF_SCALED ? PF_GROUPS * keys * (PF_BIASED ? 4 : 8) : 0; }
 constexpr int pf_biases_bytes(int keys) { return PF_BIASED ? keys * 128 : 0; }
@@ -126,11 +127,11 @@ FKV_FN fkv_u32 pf_v_channel(fkv_u32 place) { return pf_v::channel(place, true); 
 #endif
 constexpr int PF_GROUP_STEPS = FKV_D / PF_GROUPS / 16; /* number of matrix products (16 channels each) per scale group */
 
-/* Number of matrix products (16 channels each) with the high bits of the codes of calibrated keys (prefill_sealed.h), and the
- * size of this part of a tile, in bytes. */
-constexpr int PF_HIGH_STEPS = FKV_CALIBRATED ? (FKV_D / 2 + 15) / 16 : 0;
-constexpr int PF_HIGH_BYTES = FKV_CALIBRATED ? PF_KEYS * 128 : 0;
-static_assert(PF_HIGH_STEPS <= 4, "the high bits of codes must be in the first 64 channels of a tile");
+/* Number of matrix products (16 channels each) with the third digits of calibrated keys (prefill_sealed.h), and the size of the
+ * third digits of a tile, in bytes. */
+constexpr int PF_THIRD_STEPS = FKV_CALIBRATED ? (FKV_D / 2 + 15) / 16 : 0;
+constexpr int PF_THIRD_BYTES = FKV_CALIBRATED ? PF_KEYS * 128 : 0;
+static_assert(PF_THIRD_STEPS <= 4, "third digits must be in the first 64 channels of a tile");
 
 /* shared memory layout, in bytes from the base */
 constexpr int PF_TILE_BYTES = pf_value_bytes(PF_KEYS); /* size of a tile of values */
@@ -140,7 +141,7 @@ constexpr int PF_BIASES_BYTES = pf_biases_bytes(PF_KEYS);
 constexpr int PF_PACKED_BYTES = pf_packed_bytes(PF_KEYS);
 constexpr int PF_AT_Q = 0;
 constexpr int PF_AT_K = PF_PARTS * PF_Q_BYTES;
-constexpr int PF_AT_LOW = PF_AT_K + PF_STAGES * PF_K_BYTES; /* PF_LOWS buffers for the low-order parts of an open page's keys */
+constexpr int PF_AT_LOW = PF_AT_K + PF_STAGES * PF_K_BYTES; /* PF_LOWS buffers; see pf_low_bytes() */
 constexpr int PF_LOW_BYTES = pf_low_bytes(PF_KEYS);
 constexpr int PF_AT_V = PF_AT_LOW + PF_LOWS * PF_LOW_BYTES;
 constexpr int PF_AT_BIASES = PF_AT_V + PF_STAGES * PF_TILE_BYTES;
@@ -335,7 +336,7 @@ struct alignas(16) pf_page_unit {
 static_assert(sizeof(pf_page_unit) == 144 && PF_STAGES <= 3,
               "PF_AT_UNITS reserves 144 bytes per page unit, and PF_AT_MBARRIERS reserves space for at most 3 stages");
 FKV_FN fkv_u32 pf_unit_at(fkv_u32 tile) { return (fkv_u32)PF_AT_UNITS + tile % (PF_STAGES + 1) * (fkv_u32)sizeof(pf_page_unit); }
-/* Returns the offset of the low-order parts of a tile's keys. */
+/* Returns the offset of the low-order parts of an open tile's keys, or of the third digits of a sealed tile's keys. */
 FKV_FN fkv_u32 pf_low_at(fkv_u32 tile) { return (fkv_u32)PF_AT_LOW + tile % PF_LOWS * (fkv_u32)PF_LOW_BYTES; }
 /* Returns the byte offset of the norms of tokens 2 * pair and 2 * pair + 1 in pf_page_unit. */
 FKV_FN fkv_u32 pf_norms_at(fkv_u32 pair) { return 16 + pair % 4 * 32 + pair / 4 * 4; }

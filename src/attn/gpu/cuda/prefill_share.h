@@ -32,9 +32,9 @@ constexpr fkv_u32 PF_DECISIONS_AT = (1 + PF_RINGS) * PF_RING_WORDS, PF_DECISIONS
 constexpr fkv_u32 PF_TAG = 1u << 20, PF_TAGS = 4096; /* a ring word is a tag, which is a multiple of PF_TAG, plus a number */
 constexpr fkv_u32 PF_ENDED = PF_TAG - 1, PF_ALL_RELEASED = PF_TAG - 2; /* special numbers of released pages; see pf_share */
 constexpr fkv_u32 PF_IMAGE_UNIT = PF_K_BYTES + PF_TILE_BYTES;          /* byte offset of pf_page_unit in a slot of the ring */
-constexpr fkv_u32 PF_IMAGE_HIGH =
-    (PF_IMAGE_UNIT + (int)sizeof(pf_page_unit) + 127) / 128 * 128; /* high bits of calibrated keys */
-constexpr fkv_u32 PF_IMAGE_BYTES = PF_IMAGE_HIGH + PF_HIGH_BYTES;
+constexpr fkv_u32 PF_IMAGE_THIRD =
+    (PF_IMAGE_UNIT + (int)sizeof(pf_page_unit) + 127) / 128 * 128; /* third digits of calibrated keys */
+constexpr fkv_u32 PF_IMAGE_BYTES = PF_IMAGE_THIRD + PF_THIRD_BYTES;
 constexpr fkv_u32 PF_IMAGES_AT = (PF_DECISIONS_AT + PF_DECISIONS) * 4;
 /* An open image is a buffer for an unpacked open page. PF_OPEN_BAD is the offset of an array of 64 one-byte flags, one per token.
  * A flag is 1 if any V value of the token is beyond the range of fp16. PF_OPEN_PAGES is the largest number of pages from the
@@ -220,7 +220,7 @@ FKV_FN void pf_share_keys(fkv_shared s, const pf_share &share, fkv_u32 j, const 
     fkv_image to = pf_image(share, j), first = pf_image(share, j / PF_FOUR * PF_FOUR);
     pf_taken_keys k;
     pf_take_keys(s, own, PF_PACKED, k);
-    pf_put_sealed_keys(s, to, 0, PF_IMAGE_HIGH, PF_IMAGE_UNIT, pf_offsets_at<fkv_image>{first, 0, j % PF_FOUR}, 0, own, k);
+    pf_put_sealed_keys(s, to, 0, PF_IMAGE_THIRD, PF_IMAGE_UNIT, pf_offsets_at<fkv_image>{first, 0, j % PF_FOUR}, 0, own, k);
 }
 FKV_FN void pf_share_values(fkv_shared s, const pf_share &share, fkv_u32 j, const pf_value_share &own) {
     pf_taken_values v;
@@ -368,14 +368,14 @@ FKV_FN void pf_load_shared_keys(fkv_shared s, const pf_item &x) {
         const fkv_u8 *image = open ? pf_open_image(share, tile - x.open_begin).base : pf_image(share, tile - 1).base;
         fkv_wait_at_least_shared<50>(s, PF_AT_READY, tile);
         fkv_mbarrier_wait(s, pf_mbarrier(PF_K_EMPTY, (int)stage), tile / PF_STAGES % 2 ^ 1);
-        const fkv_u32 more_bytes = open ? PF_TILE_BYTES : PF_HIGH_BYTES; /* low-order parts or high bits */
+        const fkv_u32 more_bytes = open ? PF_TILE_BYTES : PF_THIRD_BYTES; /* low-order parts or third digits */
         if (more_bytes != 0 && tile >= PF_LOWS) pf_wait_for_low_parts(s, tile);
         fkv_bulk_copy_begin(s, mbarrier, (offsets ? PF_K_BYTES : PF_TILE_BYTES) + more_bytes + sizeof(pf_page_unit));
         for (fkv_u32 half = 0; half < PF_DP / 64; half++)
             fkv_bulk_copy(s, mbarrier, at + half * (PF_K_ROWS * 128), image + half * ((open ? PF_KEYS : PF_K_ROWS) * 128),
                           (offsets ? PF_K_ROWS : PF_KEYS) * 128);
         if (more_bytes != 0)
-            fkv_bulk_copy(s, mbarrier, pf_low_at(tile), image + (open ? PF_OPEN_LOW : PF_IMAGE_HIGH), more_bytes);
+            fkv_bulk_copy(s, mbarrier, pf_low_at(tile), image + (open ? PF_OPEN_LOW : PF_IMAGE_THIRD), more_bytes);
         fkv_bulk_copy(s, mbarrier, pf_unit_at(tile), image + (open ? PF_OPEN_UNIT : PF_IMAGE_UNIT), sizeof(pf_page_unit));
         fkv_bulk_copy_end(s, mbarrier);
         fkv_mbarrier_arrive_n(s, mbarrier, 3);

@@ -406,8 +406,8 @@ FKV_FN void pf_score_offsets(fkv_shared s, int stage, pf_rows &r) {
 
 /* Computes the dot products x of the queries with the keys of one tile. If PF_WIDE is true, the same products also compute the
  * score offsets of a sealed page. For an open page, a second matrix product covers the low-order parts of the keys. It must have
- * as many accumulators as the first. The same applies to the high bits of calibrated keys. For a shared page, the value products
- * of the previous tile are issued right after the score products. */
+ * as many accumulators as the first. The same applies to the third digits of calibrated keys. For a shared page, the value
+ * products of the previous tile are issued right after the score products. */
 template <bool SHARED>
 FKV_FN void pf_score(fkv_shared s, const pf_item &item, fkv_u32 tile, fkv_u32 key, int stage, fkv_u32 v_at, pf_rows &r,
                      float *x) {
@@ -416,7 +416,7 @@ FKV_FN void pf_score(fkv_shared s, const pf_item &item, fkv_u32 tile, fkv_u32 ke
     if (PF_WIDE) fkv_wg_settle_bits<1>(&k_at); /* forces the addresses to be recomputed for each tile */
     pf_issue_products<PF_SCORES, PF_K_ROWS, false>(s, 0, k_at, r, x);
     if (SHARED && FKV_CALIBRATED)
-        pf_issue_products<PF_SCORES, PF_KEYS, true, PF_HIGH_STEPS>(s, 0, s.unit + pf_low_at(tile) / 16, r, x);
+        pf_issue_products<PF_SCORES, PF_KEYS, true, PF_THIRD_STEPS>(s, 0, s.unit + pf_low_at(tile) / 16, r, x);
     if (SHARED) pf_issue_values(s, v_at, r.p, r.o);
     fkv_wg_wait<SHARED ? 1 : 0>();
     fkv_wg_settle<PF_SCORES / 2>(x);
@@ -430,7 +430,7 @@ FKV_FN void pf_score(fkv_shared s, const pf_item &item, fkv_u32 tile, fkv_u32 ke
     if (open)
         pf_issue_products<PF_SCORES, PF_KEYS, true>(s, 0, k_at, r, x);
     else
-        pf_issue_products<PF_SCORES, PF_KEYS, true, PF_HIGH_STEPS>(s, 0, k_at, r, x);
+        pf_issue_products<PF_SCORES, PF_KEYS, true, PF_THIRD_STEPS>(s, 0, k_at, r, x);
     fkv_wg_wait<0>();
     fkv_wg_settle<PF_SCORES / 2>(x);
 }

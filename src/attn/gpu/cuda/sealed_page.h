@@ -129,6 +129,8 @@ FKV_FN void sd_load_values(sd_tile &, const fkv_u8 *block, fkv_u32 slot, FKV_SHA
 /* Returns the index at which channel d of a query row is stored in shared memory. */
 FKV_FN fkv_u32 sd_query_place(fkv_u32 d) { return d; }
 
+/* Returns four codes of the thread's token k in part p as bytes: the lower four channels of the thread's line in unit u if `half`
+ * is 0, and the upper four if it is 1. */
 FKV_FN fkv_u32 sd_key_bytes(const sd_tile &tile, int p, int u, int k, int half) {
     return sd_quad_bytes(tile.keys, p, u, k, half);
 }

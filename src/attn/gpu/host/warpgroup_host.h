@@ -182,13 +182,25 @@ FKV_FN void fkv_mbarrier_wait(fkv_shared, fkv_u32 at, fkv_u32 phase) {
     fkv_host_wait_change(fkv_host_mbarrier_at(at).phase, phase);
 }
 
-/* Bulk copies. Without a sanitizer, they run as late as possible, when all lanes wait, so that a missing wait is noticed. */
-FKV_FN void fkv_bulk_copy_begin(fkv_shared, fkv_u32, fkv_u32) {}
+/* Bulk copies. Without a sanitizer, they run as late as possible, when all lanes wait, so that a missing wait is noticed. On the
+ * device, the mbarrier waits for as many bytes as fkv_bulk_copy_begin() announced, so the copies must have this size. */
+static thread_local fkv_u32 fkv_host_announced;
+
+FKV_FN void fkv_bulk_copy_begin(fkv_shared, fkv_u32, fkv_u32 bytes) { fkv_host_announced = bytes; }
+FKV_FN void fkv_host_check_announced() {
+    if (fkv_host_announced == 0) return;
+    fprintf(stderr, "the bulk copies do not have the announced size\n");
+    abort();
+}
 #ifdef FKV_HOST_THREADS
 FKV_FN void fkv_bulk_copy(fkv_shared s, fkv_u32, fkv_u32 at, const fkv_u8 *from, fkv_u32 bytes) {
+    fkv_host_announced -= bytes;
     memcpy(s.base + at, from, bytes);
 }
-FKV_FN void fkv_bulk_copy_end(fkv_shared s, fkv_u32 mbarrier) { fkv_mbarrier_arrive(s, mbarrier); }
+FKV_FN void fkv_bulk_copy_end(fkv_shared s, fkv_u32 mbarrier) {
+    fkv_host_check_announced();
+    fkv_mbarrier_arrive(s, mbarrier);
+}
 #else
 /* A copy, or an arrival at an mbarrier of a block. */
 struct fkv_host_late {
@@ -217,9 +229,11 @@ FKV_FN void fkv_host_add_copy(const fkv_host_late &late) {
     fkv_host_copies[fkv_host_n_copies++] = late;
 }
 FKV_FN void fkv_bulk_copy(fkv_shared s, fkv_u32, fkv_u32 at, const fkv_u8 *from, fkv_u32 bytes) {
+    fkv_host_announced -= bytes;
     fkv_host_add_copy({nullptr, 0, s.base + at, from, bytes});
 }
 FKV_FN void fkv_bulk_copy_end(fkv_shared, fkv_u32 mbarrier) {
+    fkv_host_check_announced();
     fkv_host_add_copy({fkv_host_thread.block, mbarrier, nullptr, nullptr, 0});
 }
 #endif
