@@ -85,6 +85,7 @@ static const mlx_case all_cases[] = {
     {"prefill c3/s3", 32, 8, 128, 1, 32768, 512, CALIBRATED(3), SEALED_V(3)},
     {"prefill of wide heads sealed", 32, 2, 256, 1, 32768, 512, SEALED_K(4), SEALED_V(4)},
     {"prefill of wide heads 8/4", 32, 2, 256, 1, 32768, 512, {8, 64}, {4, 64}},
+    {"prefill of wide heads calibrated", 32, 2, 256, 1, 32768, 512, CALIBRATED(4), SEALED_V(4)},
     {"decode latent 8", 16, 1, 512, 1, 131072, 1, {8, 64}, {0}, FKV_ROTATE_NONE, 64},
     {"prefill latent 8", 16, 1, 512, 1, 131072, 512, {8, 64}, {0}, FKV_ROTATE_NONE, 64},
 };
@@ -405,7 +406,7 @@ static mlx_array calibrated_pages(mlx_bench *b, mlx_array x, int n, fkv_codec_co
     fkv_codec codec;
     must(fkv_codec_make(config, (uint32_t)c->dim, FKV_F16, &codec));
     fkv_mlx_eval_one(&b->g, x);
-    check(b, "pages of calibrated keys");
+    check(b, "evaluating the pages of calibrated keys");
     const size_t page = (size_t)PAGE_TOKENS * (size_t)c->dim;
     float *rows = bench_take((size_t)n * page * sizeof *rows);
     memcpy(rows, mlx_array_data_float32(x), (size_t)n * page * sizeof *rows);

@@ -11,8 +11,8 @@ static inline uint64_t channel_bits_draw(uint64_t *state) { /* splitmix64 */
     return z ^ z >> 31;
 }
 
-/* Draws the bit width of every channel of a head, with 6 bits for n6 channels. A channel has 2, 4 or 6 bits, which are one to
- * three bit pairs. more: total number of pairs in addition to one per channel */
+/* Draws the bit width of every channel of a head, with 6 bits for n6 channels. A code has one
+ * to three digits of 2 bits. more: total number of digits in addition to one per channel */
 static inline void channel_bits_with(uint64_t *state, uint32_t dim, uint32_t more, uint32_t n6, uint8_t *bits) {
     for (uint32_t c = 0; c < dim; c++) bits[c] = c < n6 ? 6 : c < more - n6 ? 4 : 2;
     for (uint32_t c = dim; c > 1; c--) {
@@ -29,7 +29,7 @@ static inline void channel_bits_random(uint64_t *state, uint32_t dim, uint32_t a
     channel_bits_with(state, dim, more, (uint32_t)(channel_bits_draw(state) % (more / 2 / 4 + 1)) * 4, bits);
 }
 
-/* The same, with as many channels of 6 bits as possible. */
+/* Draws the bit width of every channel of a head, with as many 6-bit channels as possible. */
 static inline void channel_bits_extreme(uint64_t *state, uint32_t dim, uint32_t average, uint8_t *bits) {
     const uint32_t more = dim * (average - 2) / 2;
     channel_bits_with(state, dim, more, more / 2 / 4 * 4, bits);

@@ -112,6 +112,9 @@ static const attn_case kernel_cases[] = {
     {{10, 2, 64}, 24, 64, 0, 0, 0, FKV_ROTATE_V, FKV_F16, FKV_F32, true, 1, {{400, 2}}, .opens = true},
     /* prefill of calibrated keys with a window, and with only one buffer for third digits */
     {{4, 2, 112}, 23, 64, 200, 20, 0, FKV_ROTATE_V, FKV_F16, FKV_F16, true, 1, {{330, 1}}, .opens = true},
+    /* prefill of calibrated keys with wide heads */
+    {{4, 2, 256}, 23, 64, 0, 0, 0, FKV_ROTATE_V, FKV_F16, FKV_F16, true, 1, {{505, 1}}, .opens = true},
+    {{4, 1, 192}, 23, 64, 150, 20, 0, FKV_ROTATE_V, FKV_BF16, FKV_F32, true, 2, {{330, 1}, {63, 3}}, .opens = true},
 };
 enum { N_KERNEL_CASES = sizeof kernel_cases / sizeof kernel_cases[0] };
 

@@ -214,7 +214,7 @@ static bool has_latent_prefill(const fkv_attn_layer *layer) {
 static bool has_wide_sealed_prefill(const fkv_attn_layer *layer) {
     const fkv_codec *codec = layer->block.codec;
     if (codec[FKV_SIDE_K].bits != 4 || codec[FKV_SIDE_V].bits != 4) return false;
-    return layer->head_dim <= 2 * SLAB || (layer->head_dim == 4 * SLAB && layer->row_type != FKV_F32);
+    return layer->head_dim <= 2 * SLAB || (layer->head_dim == 4 * SLAB && layer->row_type != FKV_F32 && !layer->calibrated);
 }
 
 /* In addition to the conditions of has_mma_pages(), prefill requires that a sealed page have 64 tokens, which are one tile of
@@ -223,7 +223,7 @@ bool fkv_prefill_has_warpgroups(const fkv_attn_layer *layer) {
     if (is_latent(layer)) return has_latent_prefill(layer);
     if (!layer->sealed) return !is_kind(layer, FKV_CODEC_TURBO);
     return has_mma_pages(layer) && layer->block.page_tokens == PREFILL_KEYS &&
-           (layer->head_dim <= SLAB || (has_wide_sealed_prefill(layer) && !layer->calibrated));
+           (layer->head_dim <= SLAB || has_wide_sealed_prefill(layer));
 }
 
 /* Constants of decode_latent.h. A static_assert in the generated source checks the size of the shared memory. */

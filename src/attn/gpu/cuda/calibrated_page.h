@@ -1,18 +1,19 @@
 /* Calibrated keys in decode_sealed.h: functions that load the keys of a tile and convert their codes to matrix operands, instead
- * of those in sealed_page.h and narrow_page.h, whose order of tokens they use. Channels are in the channel order of the KV head
- * (src/codec/channel_order.h), for keys and for queries.
+ * of those in sealed_page.h and narrow_page.h. The order of tokens is the same as in these files. Channels are in the channel
+ * order of the KV head (src/codec/channel_order.h), for keys and for queries.
  *
- * A dword contains four quads (groups of four channels) of one token. A quad occupies two bits of each byte: one digit of each of
- * its four codes. In unit u, thread c handles the quads 8 * u + 2 * c and 8 * u + 2 * c + 1. For the first and the second digit,
- * the two quads are in the same dword. For the third digit, they may be in different dwords.
+ * A dword contains one digit of each of 16 channels (four quads of four channels) of one token. Quad i occupies the bits 2 * i
+ * and 2 * i + 1 of each byte. Thread c (lane % 4) handles the quads 8 * u + 2 * c and 8 * u + 2 * c + 1 of unit u (32 channels).
+ * The first digits of these two quads are in the same dword, as are the second digits. The third digits may be in different
+ * dwords.
  */
-static_assert(DC_SLABS == 1, "a warp needs the digits of all channels");
+static_assert(DC_SLABS == 1, "calibrated keys require a single slab, because each warp reads the digits of all channels");
 
 struct sd_tile_keys {
     FKV_SHARED const fkv_u32 *at;  /* address of the first digits of the thread's first token in the warp's buffer */
     fkv_u32 c;                     /* lane % 4 */
     fkv_u32 n4, n6;                /* number of channels with at least four bits, and with six bits */
-    fkv_u32 codes[SD_UNITS][4][2]; /* codes of the two quads, one code per byte, for each of the four tokens of a part */
+    fkv_u32 codes[SD_UNITS][4][2]; /* codes of the two quads, one per byte, for the thread's four tokens of a part */
 };
 
 /* Sets the address of the keys of a tile, which are in `buffer`. */

@@ -16,7 +16,8 @@
  *
  * Calibrated keys: the channels of queries and keys in shared memory are in the channel order of the KV head, in which codes are
  * packed. A code consists of one to three digits of 2 bits. The values of 6-bit channels are not exact in fp16. Therefore, the
- * tile of keys holds only the contribution of the first two digits, scale * (code % 16 - 8). The contribution of the third digit,
+ * tile of keys holds only the contribution of the first two digits, scale * (code % 16 - 8), or scale * (code - 2) for a channel
+ * with 2 bits. The contribution of the third digit,
  * 16 * scale * (digit - 2), is stored in the buffer for low-order parts of open keys, and is used in a second matrix product. At
  * most half of the channels have a third digit, and these channels come first in the channel order, so this product covers only
  * the first half of the channels.
@@ -152,9 +153,8 @@ constexpr fkv_u32 PF_SPLIT = PF_UNITS <= 8 ? 2 : 1;    /* number of warps that s
 constexpr fkv_u32 PF_QUADS = PF_KEYS / 32 / PF_SPLIT;  /* number of groups of four tokens per thread */
 constexpr fkv_u32 PF_KEY_TURNS = (PF_UNITS + 15) / 16; /* number of units per thread; the warpgroup unpacks 16 units at a time */
 constexpr fkv_u32 PF_FOURS = (FKV_D + 127) / 128;      /* number of groups of four channels per lane, for pf_page_exponent() */
-constexpr fkv_u32 PF_CODE_WORDS = FKV_CALIBRATED ? 8 : 4; /* number of words that hold the codes of a unit of four tokens */
+constexpr fkv_u32 PF_CODE_WORDS = FKV_CALIBRATED ? 8 : 4; /* number of words that hold the codes of one unit for four tokens */
 constexpr fkv_u32 PF_THIRD_UNITS = PF_THIRD_STEPS * 2;    /* number of units in the product with the third digits */
-static_assert(!FKV_CALIBRATED || PF_KEY_TURNS == 1, "pf_next_keys() does not support calibrated keys");
 
 /* Keys that a thread unpacks: one unit (8 channels) of each key in one or two groups of four tokens. Two groups are 32 tokens
  * apart. The assignment of units to threads avoids bank conflicts in the loads and stores of eight lanes. Offsets are in bytes,
@@ -191,7 +191,7 @@ FKV_FN pf_key_share pf_next_keys(const pf_key_share &own, fkv_u32 turn) {
     pf_key_share next = own;
     next.any = next.first = own.unit_at / 16 + turn * 16 < PF_UNITS;
     if (!next.any) return next;
-    next.codes_at += turn * (16 * 64);
+    next.codes_at += turn * ((FKV_CALIBRATED ? 8 : 16) * 64);
     next.unit_at += turn * (16 * 16);
     next.tile_at += turn * (2 * PF_K_ROWS * 128);
     next.offset_at += turn * (2 * PF_K_ROWS * 128);
@@ -242,7 +242,7 @@ FKV_FN fkv_u32 pf_take_norms(fkv_shared s, fkv_u32 page) {
 
 #if FKV_CALIBRATED
 /* Loads the codes of four tokens in one unit, and joins their digits. codes[2 * n + q] holds the codes of token n in four
- * channels, one per byte. at: offset of the packed page plus that of the four tokens. */
+ * channels, one per byte. at: offset of the packed page plus the byte offset of the four tokens. */
 FKV_FN void pf_get_key_codes(fkv_shared s, const pf_key_share &own, fkv_u32 at, fkv_u32 *codes) {
     fkv_u32 unit = own.unit_at / 16, n4 = pf_channels_with(s, 4), n6 = pf_channels_with(s, 6), w[4];
     fkv_get16(s, at + own.codes_at, w);
@@ -253,7 +253,7 @@ FKV_FN void pf_get_key_codes(fkv_shared s, const pf_key_share &own, fkv_u32 at, 
     FKV_UNROLL for (fkv_u32 q = 0; q < 2; q++) if (unit * 8 + 4 * q < n4) FKV_UNROLL for (fkv_u32 n = 0; n < 4; n++)
         codes[2 * n + q] |= (w[n] >> (unit % 2 * 4 + 2 * q) & 0x03030303u) << 2;
     FKV_UNROLL for (fkv_u32 q = 0; q < 2; q++) if (unit * 8 + 4 * q < n6) {
-        fkv_u32 quad = (FKV_D + n4) / 4 + unit * 2 + q; /* index of four adjacent digits, counted over all digits of a token */
+        fkv_u32 quad = (FKV_D + n4) / 4 + unit * 2 + q; /* index among the quads of a token in all planes */
         fkv_get16(s, at + own.codes_at - unit / 2 * 64 + quad / 4 * 64, w);
         FKV_UNROLL for (fkv_u32 n = 0; n < 4; n++) codes[2 * n + q] |= (w[n] >> quad % 4 * 2 & 0x03030303u) << 4;
     }
@@ -306,8 +306,8 @@ FKV_FN fkv_u32 pf_page_exponent(const pf_taken_keys &k) {
 /* Codes are inserted into the low bits of the fp16 value 1024.0, which gives 1024 + code for channels 0 to 3, and 1024 + 16 *
  * code for channels 4 to 7. The result is multiplied by the scale or, for channels 4 to 7, by 1/16 of the scale. To obtain scale
  * * (code - 8) for 4-bit codes, 1032 * scale or 72 * scale must be subtracted. fp16 cannot represent these products exactly, so
- * the nearest fp16 value is subtracted, and the channel offsets correct the difference. Codes of calibrated keys are in separate
- * bytes, which gives 1024 + code for all channels. */
+ * the nearest fp16 value is subtracted, and the channel offsets correct the difference. The codes of
+ * calibrated keys are in separate bytes, so this gives 1024 + code for all channels. */
 FKV_FN bool pf_is_upper_nibble(fkv_u32 channel) { return !FKV_CALIBRATED && channel % 8 >= 4; }
 
 /* pf_is_shared_image<TO>::value is true if the destination TO is a page image in device memory, which other thread blocks read,
@@ -332,15 +332,23 @@ FKV_FN fkv_u32 pf_two_codes(fkv_u32 codes, fkv_u32 half) {
     return fkv_permute(codes, 0x64646464u, half == 0 ? 0x4140u : 0x4342u);
 }
 
-/* Stores the contribution of the third digits of calibrated codes: eight channels of four tokens. */
-template <class TO> FKV_FN void pf_put_third_digits(TO to, fkv_u32 at, const fkv_u32 *codes, const fkv_u32 *scale) {
-    FKV_UNROLL for (fkv_u32 n = 0; n < 4; n++) {
+/* Stores the contribution of the third digits of calibrated keys. scale: scales of the unit's channels, two per word */
+template <class TO>
+FKV_FN void pf_put_third_digits(fkv_shared s, TO to, fkv_u32 at, const pf_key_share &own, const pf_taken_keys &k,
+                                const fkv_u32 *scale) {
+    const fkv_u32 unit = own.unit_at / 16;
+    if (unit >= PF_THIRD_UNITS) return;
+    at += own.tile_at - unit / 8 * (PF_MORE_KEYS * 128); /* in contrast to the tile of keys, there are no extra keys */
+    fkv_u32 factor[4];
+    FKV_UNROLL for (fkv_u32 i = 0; i < 4; i++) factor[i] =
+        pf_has_third_digit(s, unit * 8 + 4 * (i / 2)) ? pf_times(scale[i], 0x4c004c00u) : 0; /* 16 * scale */
+    FKV_UNROLL for (fkv_u32 n = 0; n < 4 * PF_QUADS; n++) {
         fkv_u32 x[4];
         FKV_UNROLL for (fkv_u32 i = 0; i < 4; i++) {
-            fkv_u32 two = pf_two_codes(codes[(2 * n + i / 2) % PF_CODE_WORDS] >> 4 & 0x03030303u, i % 2);
-            x[i] = pf_times(fkv_fma_f16x2(two, 0x3c003c00u, 0xe402e402u), scale[i]); /* 1 and -1026 */
+            fkv_u32 digits = k.codes[n / 4][(2 * (n % 4) + i / 2) % PF_CODE_WORDS] >> 4 & 0x03030303u;
+            x[i] = pf_times(fkv_fma_f16x2(pf_two_codes(digits, i % 2), 0x3c003c00u, 0xe402e402u), factor[i]); /* 1, -1026 */
         }
-        fkv_put16(to, (at ^ n * 16) + n * 128, x[0], x[1], x[2], x[3]);
+        fkv_put16(to, ((at + n / 4 * (32 * 128)) ^ n % 4 * 16) + n % 4 * 128, x[0], x[1], x[2], x[3]);
     }
 }
 
@@ -404,7 +412,7 @@ FKV_FN void pf_put_sealed_keys(fkv_shared s, TO to, fkv_u32 at, fkv_u32 third_at
     float up = fkv_float_of((268 - exponent) << 23); /* with this factor, biases are below 2^15 and scales below 2^5 */
     if (s.index / 32 == 3) pf_put_page_unit(s, to, unit_at, first_key, (exponent - 14) << 23, pf_norms_of(k.norms));
     if (!own.any) return;
-    const fkv_u32 channel = own.unit_at / 2; /* first channel of the unit */
+    const fkv_u32 channel = own.unit_at / 2; /* first channel of the unit, or its position in the channel order */
     if (own.first) pf_put_offset(s, offsets, own, fkv_page_value(k.scale) * up, fkv_page_value(k.bias) * up);
     fkv_u32 scales[4], off[4];
     /* each iteration handles two channels: pf_k_channel(2 * n) and pf_k_channel(2 * n + 1) */
@@ -420,11 +428,7 @@ FKV_FN void pf_put_sealed_keys(fkv_shared s, TO to, fkv_u32 at, fkv_u32 third_at
                           0xe400e400u + factor * pf_middle_code(s, channel + 4 * (n / 2)) * 0x10001u);
     }
     FKV_UNROLL for (fkv_u32 i = 0; i < PF_QUADS; i++) pf_put_unit(to, at + own.tile_at + i * (32 * 128), k.codes[i], scales, off);
-    if (channel / 8 >= PF_THIRD_UNITS) return;
-    FKV_UNROLL for (fkv_u32 n = 0; n < 4; n++) scales[n] =
-        pf_has_third_digit(s, channel + 4 * (n / 2)) ? pf_times(scales[n], 0x4c004c00u) : 0; /* 16 */
-    FKV_UNROLL for (fkv_u32 i = 0; i < PF_QUADS; i++)
-        pf_put_third_digits(to, third_at + own.tile_at + i * (32 * 128), k.codes[i], scales);
+    if constexpr (FKV_CALIBRATED != 0) pf_put_third_digits(s, to, third_at, own, k, scales);
 }
 
 /* ---- open pages ---- */
@@ -502,8 +506,8 @@ template <class TO> FKV_FN void pf_put_open_unit(fkv_shared s, TO to, fkv_u32 at
     if (thread < 32) fkv_put4(to, at + pf_norms_at(thread), PF_OPEN_NORMS);
 }
 
-/* Waits until the matrix products have finished reading the low-order parts (or third digits) that those of this tile will
- * overwrite. */
+/* Waits until the matrix products have finished reading the low-order parts (or third digits) that the tile's own will overwrite.
+ */
 FKV_FN void pf_wait_for_low_parts(fkv_shared s, fkv_u32 tile) {
     fkv_mbarrier_wait(s, pf_mbarrier(PF_K_EMPTY, (int)((tile - PF_LOWS) % PF_STAGES)), (tile - PF_LOWS) / PF_STAGES % 2);
 }
@@ -518,7 +522,7 @@ FKV_FN void pf_put_keys(fkv_shared s, const pf_item &x, fkv_u32 tile, int stage,
             pf_key_share next = pf_next_keys(own, turn);
             pf_taken_keys more;
             pf_take_keys(s, next, packed, more);
-            pf_put_sealed_keys(s, s, at, 0, pf_unit_at(tile), pf_offsets_at<fkv_shared>{s, at, 0}, key, next, more);
+            pf_put_sealed_keys(s, s, at, pf_low_at(tile), pf_unit_at(tile), pf_offsets_at<fkv_shared>{s, at, 0}, key, next, more);
         }
         return;
     }

@@ -115,8 +115,8 @@ template <int BITS, int GROUP> struct pf_side {
     }
 };
 #if FKV_SEALED
-/* Channels are in the order in which pf_put_unit() extracts the codes. With calibrated keys, the result is a position in the
- * channel order of the KV head (see pf_key_channel()). */
+/* Returns the channel at index `place` of a row. Channels are in the order in which pf_put_unit() extracts codes. With calibrated
+ * keys, returns a position in the channel order of the KV head (see pf_key_channel()). */
 FKV_FN fkv_u32 pf_k_channel(fkv_u32 place) { return FKV_CALIBRATED ? place : place / 4 * 4 + place % 2 * 2 + place / 2 % 2; }
 FKV_FN fkv_u32 pf_v_channel(fkv_u32 place) { return place; }
 #else
@@ -128,10 +128,10 @@ FKV_FN fkv_u32 pf_v_channel(fkv_u32 place) { return pf_v::channel(place, true); 
 constexpr int PF_GROUP_STEPS = FKV_D / PF_GROUPS / 16; /* number of matrix products (16 channels each) per scale group */
 
 /* Number of matrix products (16 channels each) with the third digits of calibrated keys (prefill_sealed.h), and the size of the
- * third digits of a tile, in bytes. */
+ * third digits of a shared page, in bytes. */
 constexpr int PF_THIRD_STEPS = FKV_CALIBRATED ? (FKV_D / 2 + 15) / 16 : 0;
 constexpr int PF_THIRD_BYTES = FKV_CALIBRATED ? PF_KEYS * 128 : 0;
-static_assert(PF_THIRD_STEPS <= 4, "third digits must be in the first 64 channels of a tile");
+static_assert(PF_WIDE || PF_THIRD_STEPS <= 4, "the third digits of a shared page must be in its first 64 channels");
 
 /* shared memory layout, in bytes from the base */
 constexpr int PF_TILE_BYTES = pf_value_bytes(PF_KEYS); /* size of a tile of values */
@@ -256,9 +256,8 @@ FKV_FN pf_item pf_item_at(const fkv_u8 *pool FKV_OPEN_POOL, const fkv_u32 *table
 }
 
 #if FKV_CALIBRATED
-/* The channel order in shared memory: an array of 16-bit channel numbers, one per position, followed by the number of channels
- * with at least 4 bits and the number of channels with 6 bits, as 32-bit words. pf_put_order() stores it. Called by all threads.
- */
+/* Stores the channel order of the KV head in shared memory, as an array of 16-bit channel numbers, followed by two 32-bit words:
+ * the number of channels with at least 4 bits and the number of channels with 6 bits. Called by all threads. */
 FKV_FN void pf_put_order(fkv_shared s, const pf_item &x) {
     if (s.index < FKV_D) *(fkv_u16 *)(s.base + PF_AT_ORDER + 2 * s.index) = (fkv_u16)x.order[2 + s.index];
     if (s.index < 2) *(fkv_u32 *)(s.base + PF_AT_ORDER + 2 * FKV_D + 4 * s.index) = x.order[s.index];

@@ -404,10 +404,20 @@ FKV_FN void pf_score_offsets(fkv_shared s, int stage, pf_rows &r) {
     FKV_UNROLL for (int i = 0; i < 2; i++) r.offset[i] = sums[2 * i] + sums[2 * i + 1];
 }
 
+/* Adds the products of the queries with the second part of a tile's keys, over STEPS steps of 16 channels: the low-order parts of
+ * open keys, or the third digits of calibrated keys. The products must have as many accumulators as those of pf_score(). */
+template <int STEPS> FKV_FN void pf_add_scores(fkv_shared s, fkv_u32 tile, pf_rows &r, float *x) {
+    fkv_wg_begin();
+    fkv_u32 k_at = s.unit + pf_low_at(tile) / 16;
+    if (PF_WIDE) k_at |= fkv_zero(s), r.q_at |= fkv_zero(s); /* the addresses of the first products must not be kept */
+    pf_issue_products<PF_SCORES, PF_KEYS, true, STEPS>(s, 0, k_at, r, x);
+    fkv_wg_wait<0>();
+    fkv_wg_settle<PF_SCORES / 2>(x);
+}
+
 /* Computes the dot products x of the queries with the keys of one tile. If PF_WIDE is true, the same products also compute the
- * score offsets of a sealed page. For an open page, a second matrix product covers the low-order parts of the keys. It must have
- * as many accumulators as the first. The same applies to the third digits of calibrated keys. For a shared page, the value
- * products of the previous tile are issued right after the score products. */
+ * score offsets of a sealed page. For a shared page, the value products of the previous tile are issued right after the score
+ * products. */
 template <bool SHARED>
 FKV_FN void pf_score(fkv_shared s, const pf_item &item, fkv_u32 tile, fkv_u32 key, int stage, fkv_u32 v_at, pf_rows &r,
                      float *x) {
@@ -423,16 +433,10 @@ FKV_FN void pf_score(fkv_shared s, const pf_item &item, fkv_u32 tile, fkv_u32 ke
     bool open = !SHARED && pf_is_open(item, key / FKV_PAGE_TOKENS);
     if (PF_WIDE && !open)
         FKV_UNROLL for (int i = 0; i < 2; i++) r.offset[i] = x[PF_KEYS / 2 + 2 * i] + x[PF_KEYS / 2 + 2 * i + 1];
-    if (!open && (SHARED || !FKV_CALIBRATED)) return;
-    fkv_wg_begin();
-    k_at = s.unit + pf_low_at(tile) / 16;
-    if (PF_WIDE) k_at |= fkv_zero(s), r.q_at |= fkv_zero(s); /* the addresses of the first products must not be kept */
     if (open)
-        pf_issue_products<PF_SCORES, PF_KEYS, true>(s, 0, k_at, r, x);
-    else
-        pf_issue_products<PF_SCORES, PF_KEYS, true, PF_THIRD_STEPS>(s, 0, k_at, r, x);
-    fkv_wg_wait<0>();
-    fkv_wg_settle<PF_SCORES / 2>(x);
+        pf_add_scores<PF_GROUP_STEPS>(s, tile, r, x);
+    else if (FKV_CALIBRATED && !SHARED)
+        pf_add_scores<PF_THIRD_STEPS>(s, tile, r, x);
 }
 #else
 /* Computes the scores x of one tile, group by group, with the matrix products of two groups in flight. */
@@ -653,7 +657,7 @@ FKV_FN void fkv_attend_prefill(fkv_place place, fkv_u32 *shared, const void *q, 
                                const fkv_u32 *table, const float *sink_logits, void *out) {
     fkv_shared s = fkv_shared_make(shared, place.index);
 #if FKV_CALIBRATED
-    const fkv_u32 *orders = order - place.y * FKV_ORDER_WORDS; /* the block may take the place of a block with another KV head */
+    const fkv_u32 *orders = order - place.y * FKV_ORDER_WORDS; /* pf_take_number() may assign the block to another KV head */
 #endif
 #if FKV_SEALED && FKV_PREFILL_SHARERS > 0
     place = pf_take_number(s, place, ring, table);

@@ -52,8 +52,8 @@ FKV_FN fkv_u32 sd_quad_bytes(const sd_tile_keys &keys, int p, int u, int k, int 
     return (half == 0 ? x : fkv_shifted_right<4>(x)) & 0x0f0f0f0fu;
 }
 
-/* Returns the index of the lane's destination among the 32 destinations of the warp, when 512 bytes of keys are copied. The
- * destinations are swizzled to avoid bank conflicts. */
+/* Returns which of the 32 destinations of 16 bytes a lane writes when the warp copies 512 bytes of keys. Destinations are
+ * swizzled to avoid bank conflicts. */
 FKV_FN fkv_u32 sd_key_place(fkv_u32 lane) { return lane ^ lane / 8 % 2 * 2; }
 #endif
 

@@ -28,7 +28,7 @@ constexpr int SD_TILE = 32 * SD_PARTS;
 constexpr int SD_OWN = SD_GROUP * SD_PARTS;            /* tokens per thread */
 constexpr fkv_u32 SD_TURN = FKV_PAGE_TOKENS / SD_TILE; /* tiles per page; one stream processes all tiles of a page */
 
-/* Number of parts whose keys are loaded into registers before they are used. */
+/* Number of parts by which loads of keys into registers run ahead of their use. */
 constexpr int SD_K_AHEAD = FKV_CALIBRATED ? 0 : 1;
 
 /* Number of dwords of key codes that a thread loads per token. A dword holds eight 4-bit codes or 16 narrower codes (without
@@ -114,10 +114,12 @@ struct sd_rows {
 
 /* ---- loads ---- */
 
-/* Returns the position at which a line (8 channels) of queries or scales is stored within its slab. Thread c uses the lines at
- * the positions 4 * u + c. Dwords with 2-bit codes hold two lines, so thread c handles adjacent lines, except for calibrated
- * keys. */
+/* Dwords with 2-bit codes hold two lines (8 channels each), so thread c handles adjacent lines. Calibrated keys are an exception:
+ * each thread handles one line per unit, as with 4-bit codes. */
 constexpr bool SD_LINES_MOVED = FKV_K_BITS < 4 && !FKV_CALIBRATED;
+
+/* Returns the position at which a line of queries or scales is stored within its slab. Thread c uses the lines at the positions
+ * 4 * u + c. */
 FKV_FN fkv_u32 sd_line_place(fkv_u32 line) { return SD_LINES_MOVED ? line % SD_UNITS * 4 + line / SD_UNITS : line; }
 
 /* Starts copying a page's {scales, biases} for the channels of this warp to the warp's shared memory. */

@@ -187,9 +187,10 @@ FKV_FN void fkv_mbarrier_wait(fkv_shared, fkv_u32 at, fkv_u32 phase) {
 static thread_local fkv_u32 fkv_host_announced;
 
 FKV_FN void fkv_bulk_copy_begin(fkv_shared, fkv_u32, fkv_u32 bytes) { fkv_host_announced = bytes; }
+/* fkv_bulk_copy() subtracts the size of each copy. */
 FKV_FN void fkv_host_check_announced() {
     if (fkv_host_announced == 0) return;
-    fprintf(stderr, "the bulk copies do not have the announced size\n");
+    fprintf(stderr, "the bulk copies are %d bytes smaller than announced\n", (int)fkv_host_announced);
     abort();
 }
 #ifdef FKV_HOST_THREADS
