@@ -361,8 +361,8 @@ COMPARISONS = (
      "The layer has 16 query heads, 512 latent channels in 8 bits and 64 RoPE channels in 16 bits, as in multi-head latent attention (MLA). MLX's scaled_dot_product_attention reads bf16 keys of 576 channels, whose first 512 channels are also the values. "
      "Prefill has 512 queries, which are included in the number of cached tokens. The latent channels of this benchmark are not rotated, so queries have three bytes; in the default configuration of models, the latent channels are rotated, and queries have two bytes. The times include appending the RoPE channels of the queries to the output, which chained calls need."),
     ("Calibrated keys on an H200", "calibrated_gpu",
-     "The table compares flatkv with MLX's bf16 attention, measured in the same run. With `c4/s4`, half of the key channels have 4 bits, a quarter has 6 bits and a quarter has 2 bits; with `c3/s3`, an eighth has 6 bits and a quarter has 4 bits. "
-     "Prefill has 512 queries, which are included in the number of cached tokens."),
+     "The table compares flatkv with MLX's bf16 attention, measured in the same run. With `c4/s4`, half of the key channels have 4 bits, a quarter have 6 bits and a quarter have 2 bits. With `c3/s3`, an eighth have 6 bits, a quarter have 4 bits and the others have 2 bits. "
+     "Prefill has 512 queries, which are included in the number of cached tokens. [Sealed pages on an H200, by history length](#sealed-pages-on-an-h200-by-history-length) explains \"in parts\"."),
     ("Pages of 2 and 3 bits and TurboQuant pages on an H200", "small_codecs_gpu",
      "The table shows attention times measured with `bench_attn --device mlx`. `s2` and `s3` are sealed pages, and `2/2` are rows of 2-bit codes. Prefill has 512 queries, which are included in the number of cached tokens."),
     ("Decode kernels on an H200", "kernels_gpu", "The kernels are launched directly, without MLX. The column \"bandwidth limit\" shows the time needed to read the packed bytes at the measured memory bandwidth."),

@@ -14,7 +14,7 @@
 
 enum {
     FKV_MAX_DIGITS = 3,
-    FKV_CHANNEL_QUAD = 4 /* number of channels in a quad, which is one dword; a plane consists of whole quads */
+    FKV_CHANNEL_QUAD = 4 /* number of channels in a quad; the digits of a quad are in the four bytes of a dword */
 };
 
 typedef struct fkv_channel_order {
@@ -26,7 +26,7 @@ FKV_INLINE uint32_t fkv_channel_digits(const fkv_channel_order *order, uint32_t 
     return 1u + (place < order->n[1]) + (place < order->n[2]);
 }
 
-/* Returns the index of the quad (dword of four channels) that holds digit d of the channel at position `place` of the channel
+/* Returns the index of the quad that holds digit d of the channel at position `place` of the channel
  * order. Quads are numbered consecutively over all planes. */
 FKV_INLINE uint32_t fkv_channel_quad(const fkv_channel_order *order, uint32_t place, uint32_t d) {
     uint32_t before = d == 0 ? 0 : d == 1 ? order->n[0] : order->n[0] + order->n[1];
