@@ -26,8 +26,8 @@ FKV_INLINE uint32_t fkv_channel_digits(const fkv_channel_order *order, uint32_t 
     return 1u + (place < order->n[1]) + (place < order->n[2]);
 }
 
-/* Returns the index of the quad that holds digit d of the channel at position `place` of the channel
- * order. Quads are numbered consecutively over all planes. */
+/* Returns the index of the quad that holds digit d of the channel at position `place` of the channel order. Quads are numbered
+ * consecutively over all planes. */
 FKV_INLINE uint32_t fkv_channel_quad(const fkv_channel_order *order, uint32_t place, uint32_t d) {
     uint32_t before = d == 0 ? 0 : d == 1 ? order->n[0] : order->n[0] + order->n[1];
     return (before + place) / FKV_CHANNEL_QUAD;

@@ -17,10 +17,9 @@
  * Calibrated keys: the channels of queries and keys in shared memory are in the channel order of the KV head, in which codes are
  * packed. A code consists of one to three digits of 2 bits. The values of 6-bit channels are not exact in fp16. Therefore, the
  * tile of keys holds only the contribution of the first two digits, scale * (code % 16 - 8), or scale * (code - 2) for a channel
- * with 2 bits. The contribution of the third digit,
- * 16 * scale * (digit - 2), is stored in the buffer for low-order parts of open keys, and is used in a second matrix product. At
- * most half of the channels have a third digit, and these channels come first in the channel order, so this product covers only
- * the first half of the channels.
+ * with 2 bits. The contribution of the third digit, 16 * scale * (digit - 2), is stored in the buffer for low-order parts of open
+ * keys, and is used in a second matrix product. At most half of the channels have a third digit, and these channels come first in
+ * the channel order, so this product covers only the first half of the channels.
  *
  * Open pages (the first page and the pages of the queries' own span) have rows of 8-bit codes. Each K value is split into two
  * fp16 values, which are used in two matrix products. Each V value is rounded to one fp16 value.
@@ -306,8 +305,8 @@ FKV_FN fkv_u32 pf_page_exponent(const pf_taken_keys &k) {
 /* Codes are inserted into the low bits of the fp16 value 1024.0, which gives 1024 + code for channels 0 to 3, and 1024 + 16 *
  * code for channels 4 to 7. The result is multiplied by the scale or, for channels 4 to 7, by 1/16 of the scale. To obtain scale
  * * (code - 8) for 4-bit codes, 1032 * scale or 72 * scale must be subtracted. fp16 cannot represent these products exactly, so
- * the nearest fp16 value is subtracted, and the channel offsets correct the difference. The codes of
- * calibrated keys are in separate bytes, so this gives 1024 + code for all channels. */
+ * the nearest fp16 value is subtracted, and the channel offsets correct the difference. The codes of calibrated keys are in
+ * separate bytes, which gives 1024 + code for all channels. */
 FKV_FN bool pf_is_upper_nibble(fkv_u32 channel) { return !FKV_CALIBRATED && channel % 8 >= 4; }
 
 /* pf_is_shared_image<TO>::value is true if the destination TO is a page image in device memory, which other thread blocks read,
