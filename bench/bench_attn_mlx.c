@@ -22,6 +22,7 @@
 #include "../src/codec/rotation.h"
 #include "../src/codec/sealed.h"
 #include "../src/mlx/mlx_codec.h"
+#include "../tests/channel_bits.h"
 
 #include <flatkv/mlx.h>
 
@@ -232,11 +233,13 @@ static void write_tokens(mlx_bench *b, fkv_step *step, mlx_array k, mlx_array v)
     check(b, "writing the history");
 }
 
-/* Sets the bits of each key channel of a layer with calibrated keys. If the average is 4, a quarter of the channels have 6 bits
+/* Draws the bits of each key channel of a layer with calibrated keys. If the average is 4, a quarter of the channels have 6 bits
  * and another quarter have 2. If it is 3, an eighth have 6 bits and a quarter have 4. */
 static void set_channel_bits(const mlx_case *c, uint8_t *bits) {
-    static const uint8_t patterns[2][8] = {{4, 2, 4, 2, 6, 2, 2, 2}, {4, 6, 4, 2, 4, 6, 4, 2}};
-    for (int i = 0; i < c->kv_heads * c->dim; i++) bits[i] = patterns[c->k.bits - 3][(i * 5 + i / 16) % 8];
+    uint64_t state = 1;
+    const uint32_t more = (uint32_t)c->dim * (c->k.bits - 2) / 2;
+    for (int g = 0; g < c->kv_heads; g++)
+        channel_bits_with(&state, (uint32_t)c->dim, more, more / 4, bits + (size_t)g * (size_t)c->dim);
 }
 
 /* Opens a cache whose sequences hold all tokens except the new ones. Then begins a step and writes the new tokens. */

@@ -12,7 +12,7 @@ static inline uint64_t channel_bits_draw(uint64_t *state) { /* splitmix64 */
 }
 
 /* Draws the bit width of every channel of a head, with 6 bits for n6 channels. A code has one
- * to three digits of 2 bits. more: total number of digits in addition to one per channel */
+ * to three digits of 2 bits. more: number of digits beyond the first, summed over all channels */
 static inline void channel_bits_with(uint64_t *state, uint32_t dim, uint32_t more, uint32_t n6, uint8_t *bits) {
     for (uint32_t c = 0; c < dim; c++) bits[c] = c < n6 ? 6 : c < more - n6 ? 4 : 2;
     for (uint32_t c = dim; c > 1; c--) {

@@ -2,10 +2,10 @@
  * of those in sealed_page.h and narrow_page.h. The order of tokens is the same as in these files. Channels are in the channel
  * order of the KV head (src/codec/channel_order.h), for keys and for queries.
  *
- * A dword contains one digit of each of 16 channels (four quads of four channels) of one token. Quad i occupies the bits 2 * i
- * and 2 * i + 1 of each byte. Thread c (lane % 4) handles the quads 8 * u + 2 * c and 8 * u + 2 * c + 1 of unit u (32 channels).
- * The first digits of these two quads are in the same dword, as are the second digits. The third digits may be in different
- * dwords.
+ * A dword contains one 2-bit digit of each of 16 channels (four quads of four channels) of one token. Quad i occupies the bits 2
+ * * i and 2 * i + 1 of each byte. Thread c (lane % 4) handles the quads 8 * u + 2 * c and 8 * u + 2 * c + 1 of unit u (32
+ * channels). The first digits of these two quads are in the same dword, as are the second digits. The third digits may be in
+ * different dwords.
  */
 static_assert(DC_SLABS == 1, "calibrated keys require a single slab, because each warp reads the digits of all channels");
 
@@ -59,5 +59,5 @@ FKV_FN void sd_take_part(sd_tile_keys &keys, int p) {
     }
 }
 
-FKV_FN fkv_u32 sd_quad_bytes(const sd_tile_keys &keys, int, int u, int k, int half) { return keys.codes[u][k][half]; }
+FKV_FN fkv_u32 sd_key_bytes(const sd_tile_keys &keys, int, int u, int k, int half) { return keys.codes[u][k][half]; }
 FKV_FN fkv_u32 sd_key_place(fkv_u32 lane) { return lane; }

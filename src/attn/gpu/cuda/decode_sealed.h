@@ -178,8 +178,8 @@ FKV_FN void sd_exchange_weights(FKV_SHARED float *given, FKV_SHARED const float 
  * their queries are in the channel order of the KV head. Called by all warps. */
 FKV_FN void sd_prepare_rows(const fkv_split &split, fkv_u32 head, const void *q, FKV_SHARED fkv_u32 *shared,
                             fkv_u32 index FKV_ORDER) {
+    FKV_SHARED fkv_u32 *position = shared + SD_AT_REST; /* [D] position of each channel in the order of calibrated keys */
 #if FKV_CALIBRATED
-    FKV_SHARED fkv_u32 *position = shared + SD_AT_REST; /* [D] position of each channel in the channel order */
     for (fkv_u32 p = index; p < FKV_D; p += DC_THREADS) position[order[2 + p]] = p;
     fkv_sync();
 #endif
@@ -189,11 +189,7 @@ FKV_FN void sd_prepare_rows(const fkv_split &split, fkv_u32 head, const void *q,
         FKV_UNROLL
         for (int i = 0; i < DC_LANE_CHANNELS; i++) {
             fkv_u32 d = index % 32 + 32 * (fkv_u32)i;
-#if FKV_CALIBRATED
-            fkv_u32 place = position[d];
-#else
-            fkv_u32 place = sd_query_place(d);
-#endif
+            fkv_u32 place = FKV_CALIBRATED ? position[d] : sd_query_place(d);
             ((FKV_SHARED float *)shared)[row * SD_QUERY_WORDS + place] = x[i];
         }
     }

@@ -36,25 +36,6 @@ FKV_FN fkv_u32 sd_first_token(fkv_u32 lane) {
 FKV_FN fkv_u32 sd_first_channel(fkv_u32 lane) { return sd_lane_run(lane) / 16 * 32 + sd_lane_run(lane) % 16; }
 FKV_FN constexpr fkv_u32 sd_unit_channel(int u) { return (fkv_u32)(u / 2 * 64 + u % 2 * 16); }
 
-/* Packed bytes of a tile. They are copied to shared memory with cp.async while the previous tile is computed. */
-struct sd_tile {
-#if FKV_CALIBRATED
-    sd_tile_keys keys;
-#else
-    FKV_SHARED const fkv_u32 *keys;      /* address of the thread's first key codes in the warp's buffer */
-    FKV_SHARED const fkv_u32 *high_keys; /* address of the high bits of these codes, if they have 3 bits */
-    fkv_u32 k[SD_PARTS][SD_K_LINES][4];  /* codes of 8 or 16 channels, for four tokens */
-    fkv_u32 high_k[SD_PARTS][4];         /* high bits of 32 channels */
-#endif
-    FKV_SHARED const fkv_u32 *values;      /* address of the thread's first value codes */
-    FKV_SHARED const fkv_u32 *high_values; /* address of the high bits of these codes, if they have 3 bits */
-    fkv_u32 v[SD_UNITS][4];                /* codes of 16 tokens, for each channel 4 * r + i */
-    fkv_u32 high_v[SD_UNITS / 2][4];       /* high bits of two units */
-    fkv_u32 norms[SD_PARTS][SD_GROUP / 2]; /* norms of the tokens that the thread handles */
-    fkv_u32 odd;                           /* c % 2 */
-    fkv_u32 page;                          /* number of the pool page that holds the next tile */
-};
-
 FKV_FN FKV_SHARED fkv_u32 *sd_norms_at(FKV_SHARED fkv_u32 *buffers, fkv_u32 n) {
     return buffers + n % 2 * SD_BUFFER_WORDS + SD_AT_NORMS;
 }
@@ -115,6 +96,66 @@ FKV_FN void sd_copy_plane(FKV_SHARED fkv_u32 *to, const fkv_u8 *codes, fkv_u32 l
     }
 }
 
+/* ---- keys ---- */
+
+FKV_FN void sd_take(fkv_u32 (&to)[4], FKV_SHARED const fkv_u32 *codes, fkv_u32 shift) {
+    fkv_words4 x = fkv_shared16(codes);
+    FKV_UNROLL
+    for (int k = 0; k < 4; k++) to[k] = x.w[k] >> shift;
+}
+
+FKV_FN fkv_u32 sd_query_place(fkv_u32 d) { return d / DC_SLAB * DC_SLAB + sd_line_place(d % DC_SLAB / 8) * 8 + d % 8; }
+
+#if !FKV_CALIBRATED
+struct sd_tile_keys {
+    FKV_SHARED const fkv_u32 *at;           /* address of the thread's first key codes in the warp's buffer */
+    FKV_SHARED const fkv_u32 *high_at;      /* address of the high bits of these codes, if they have 3 bits */
+    fkv_u32 codes[SD_PARTS][SD_K_LINES][4]; /* codes of 8 or 16 channels, for four tokens */
+    fkv_u32 high[SD_PARTS][4];              /* high bits of 32 channels */
+    fkv_u32 odd;                            /* c % 2 */
+};
+
+FKV_FN void sd_open_keys(sd_tile_keys &keys, FKV_SHARED const fkv_u32 *buffer, fkv_u32 lane) {
+    fkv_u32 r = lane / 4;
+    fkv_u32 c = lane % 4;
+    fkv_u32 step = SD_PARTS == 1 ? r / 2 % 2 : 0;
+    FKV_SHARED const fkv_u32 *block = buffer + sd_key_block(r) * SD_K_CODE_WORDS + r % 2 * 4;
+    keys.at = block + step * SD_K_STEP + c * 8;
+    keys.high_at = block + SD_K_LINES * SD_K_LINE_WORDS + step * SD_K_HIGH_STEP + c / SD_K_HIGH_SHARERS * 8;
+    keys.odd = c % 2;
+}
+
+FKV_FN void sd_take_part(sd_tile_keys &keys, int p) {
+    FKV_UNROLL
+    for (int n = 0; n < SD_K_LINES; n++) sd_take(keys.codes[p][n], keys.at + n * SD_K_LINE_WORDS + p * (int)SD_K_STEP, 0);
+    if constexpr (FKV_K_BITS == 3)
+        sd_take(keys.high[p], keys.high_at + p * (int)SD_K_HIGH_STEP, SD_K_HIGH_SHARERS == 2 ? keys.odd * 4 : 0);
+}
+
+FKV_FN fkv_u32 sd_key_bytes(const sd_tile_keys &keys, int p, int u, int k, int half) {
+    if constexpr (FKV_K_BITS == 4) return keys.codes[p][u][k] >> half * 4 & 0x0f0f0f0fu;
+    fkv_u32 low = keys.codes[p][u / 2 % SD_K_LINES][k] >> (u % 2 * 4 + half * 2);
+    if constexpr (FKV_K_BITS == 2) return low & 0x03030303u;
+    int bit = u * 2 + half;
+    fkv_u32 high = bit < 2 ? keys.high[p][k] << (2 - bit) : keys.high[p][k] >> (bit - 2);
+    return fkv_mask_or(low, 0x03030303u, high & 0x04040404u);
+}
+#endif
+
+/* ---- tiles ---- */
+
+/* Packed bytes of a tile. They are copied to shared memory with cp.async while the previous tile is computed. */
+struct sd_tile {
+    sd_tile_keys keys;
+    FKV_SHARED const fkv_u32 *values;      /* address of the thread's first value codes */
+    FKV_SHARED const fkv_u32 *high_values; /* address of the high bits of these codes, if they have 3 bits */
+    fkv_u32 v[SD_UNITS][4];                /* codes of 16 tokens, for each channel 4 * r + i */
+    fkv_u32 high_v[SD_UNITS / 2][4];       /* high bits of two units */
+    fkv_u32 norms[SD_PARTS][SD_GROUP / 2]; /* norms of the tokens that the thread handles */
+    fkv_u32 odd;                           /* c % 2 */
+    fkv_u32 page;                          /* number of the pool page that holds the next tile */
+};
+
 FKV_FN void sd_load_keys(sd_tile &, const fkv_u8 *block, fkv_u32 slot, fkv_u32 n, FKV_SHARED fkv_u32 *buffers, dc_place at) {
     const fkv_u8 *codes = block + FKV_K_CODES + slot * FKV_K_ROW_BYTES;
     if constexpr (FKV_CALIBRATED != 0)
@@ -138,19 +179,10 @@ FKV_FN void sd_load_values(sd_tile &, const fkv_u8 *block, fkv_u32 slot, FKV_SHA
                                                                              at.lane);
 }
 
-/* ---- loads from shared memory ---- */
-
 FKV_FN void sd_open_tile(sd_tile &tile, fkv_u32 n, FKV_SHARED fkv_u32 *buffers, fkv_u32 lane) {
     fkv_u32 r = lane / 4;
     fkv_u32 c = lane % 4;
-#if FKV_CALIBRATED
     sd_open_keys(tile.keys, buffers, lane);
-#else
-    fkv_u32 step = SD_PARTS == 1 ? r / 2 % 2 : 0;
-    FKV_SHARED const fkv_u32 *keys = buffers + sd_key_block(r) * SD_K_CODE_WORDS + r % 2 * 4;
-    tile.keys = keys + step * SD_K_STEP + c * 8;
-    tile.high_keys = keys + SD_K_LINES * SD_K_LINE_WORDS + step * SD_K_HIGH_STEP + c / SD_K_HIGH_SHARERS * 8;
-#endif
     FKV_SHARED const fkv_u32 *block = buffers + SD_BUFFER_WORDS + (SD_PARTS == 1 ? c / 2 : c) * SD_V_CODE_WORDS + r % 4 * 4;
     tile.values = block + r / 4 * 32;
     tile.high_values = block + DC_SLAB + r / 4 * 16;
@@ -164,48 +196,11 @@ FKV_FN void sd_open_tile(sd_tile &tile, fkv_u32 n, FKV_SHARED fkv_u32 *buffers, 
     }
 }
 
-FKV_FN void sd_take(fkv_u32 (&to)[4], FKV_SHARED const fkv_u32 *codes, fkv_u32 shift) {
-    fkv_words4 x = fkv_shared16(codes);
-    FKV_UNROLL
-    for (int k = 0; k < 4; k++) to[k] = x.w[k] >> shift;
-}
-
-FKV_FN void sd_take_keys(sd_tile &tile, int p) {
-    if (p >= SD_PARTS) return;
-#if FKV_CALIBRATED
-    sd_take_part(tile.keys, p);
-#else
-    FKV_UNROLL
-    for (int n = 0; n < SD_K_LINES; n++) sd_take(tile.k[p][n], tile.keys + n * SD_K_LINE_WORDS + p * (int)SD_K_STEP, 0);
-    if constexpr (FKV_K_BITS == 3)
-        sd_take(tile.high_k[p], tile.high_keys + p * (int)SD_K_HIGH_STEP, SD_K_HIGH_SHARERS == 2 ? tile.odd * 4 : 0);
-#endif
-}
-
 FKV_FN void sd_take_values(sd_tile &tile, int u) {
     if (u >= SD_UNITS) return;
     sd_take(tile.v[u], tile.values + u / 2 * 64 + u % 2 * 16, SD_PARTS == 1 ? tile.odd * 2 : 0);
     if constexpr (FKV_V_BITS == 3)
         if (u % 2 == 0) sd_take(tile.high_v[u / 2], tile.high_values + u / 2 * 32, SD_PARTS == 1 ? tile.odd : 0);
-}
-
-/* ---- keys ---- */
-
-FKV_FN fkv_u32 sd_query_place(fkv_u32 d) { return d / DC_SLAB * DC_SLAB + sd_line_place(d % DC_SLAB / 8) * 8 + d % 8; }
-
-/* Returns four codes of token k of part p as bytes: the lower four channels of unit u if `half` is 0, and the upper four if it is
- * 1. */
-FKV_FN fkv_u32 sd_key_bytes(const sd_tile &tile, int p, int u, int k, int half) {
-#if FKV_CALIBRATED
-    return sd_quad_bytes(tile.keys, p, u, k, half);
-#else
-    if constexpr (FKV_K_BITS == 4) return tile.k[p][u][k] >> half * 4 & 0x0f0f0f0fu;
-    fkv_u32 low = tile.k[p][u / 2 % SD_K_LINES][k] >> (u % 2 * 4 + half * 2);
-    if constexpr (FKV_K_BITS == 2) return low & 0x03030303u;
-    int bit = u * 2 + half;
-    fkv_u32 high = bit < 2 ? tile.high_k[p][k] << (2 - bit) : tile.high_k[p][k] >> (bit - 2);
-    return fkv_mask_or(low, 0x03030303u, high & 0x04040404u);
-#endif
 }
 
 /* ---- values ---- */

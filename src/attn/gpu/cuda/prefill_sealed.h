@@ -16,10 +16,10 @@
  *
  * Calibrated keys: the channels of queries and keys in shared memory are in the channel order of the KV head, in which codes are
  * packed. A code consists of one to three digits of 2 bits. The values of 6-bit channels are not exact in fp16. Therefore, the
- * tile of keys holds only the contribution of the first two digits, scale * (code % 16 - 8), or scale * (code - 2) for a channel
- * with 2 bits. The contribution of the third digit, 16 * scale * (digit - 2), is stored in the buffer for low-order parts of open
- * keys, and is used in a second matrix product. At most half of the channels have a third digit, and these channels come first in
- * the channel order, so this product covers only the first half of the channels.
+ * tile of keys holds only the contribution of the first two digits, scale * (code % 16 - 8), or scale * (code - 2) if the channel
+ * has only 2 bits. The contribution of the third digit, 16 * scale * (digit - 2), is stored in the buffer for low-order parts of
+ * open keys, and is used in a second matrix product. At most half of the channels have a third digit, and these channels come
+ * first in the channel order, so this product covers only the first half of the channels.
  *
  * Open pages (the first page and the pages of the queries' own span) have rows of 8-bit codes. Each K value is split into two
  * fp16 values, which are used in two matrix products. Each V value is rounded to one fp16 value.
@@ -344,7 +344,7 @@ FKV_FN void pf_put_third_digits(fkv_shared s, TO to, fkv_u32 at, const pf_key_sh
     FKV_UNROLL for (fkv_u32 n = 0; n < 4 * PF_QUADS; n++) {
         fkv_u32 x[4];
         FKV_UNROLL for (fkv_u32 i = 0; i < 4; i++) {
-            fkv_u32 digits = k.codes[n / 4][(2 * (n % 4) + i / 2) % PF_CODE_WORDS] >> 4 & 0x03030303u;
+            fkv_u32 digits = k.codes[n / 4][2 * (n % 4) + i / 2] >> 4 & 0x03030303u;
             x[i] = pf_times(fkv_fma_f16x2(pf_two_codes(digits, i % 2), 0x3c003c00u, 0xe402e402u), factor[i]); /* 1, -1026 */
         }
         fkv_put16(to, ((at + n / 4 * (32 * 128)) ^ n % 4 * 16) + n % 4 * 128, x[0], x[1], x[2], x[3]);
@@ -358,7 +358,7 @@ template <class TO> FKV_FN void pf_put_unit(TO to, fkv_u32 at, const fkv_u32 *co
         if (FKV_CALIBRATED) {
             fkv_u32 x[4];
             FKV_UNROLL for (fkv_u32 i = 0; i < 4; i++) x[i] =
-                fkv_fma_f16x2(pf_two_codes(codes[(2 * n + i / 2) % PF_CODE_WORDS] & 0x0f0f0f0fu, i % 2), scale[i], off[i]);
+                fkv_fma_f16x2(pf_two_codes(codes[2 * n + i / 2] & 0x0f0f0f0fu, i % 2), scale[i], off[i]);
             fkv_put16(to, (at ^ n * 16) + n * 128, x[0], x[1], x[2], x[3]);
             continue;
         }
@@ -505,7 +505,8 @@ template <class TO> FKV_FN void pf_put_open_unit(fkv_shared s, TO to, fkv_u32 at
     if (thread < 32) fkv_put4(to, at + pf_norms_at(thread), PF_OPEN_NORMS);
 }
 
-/* Waits until the matrix products have finished reading the low-order parts (or third digits) that the tile's own will overwrite.
+/* Waits until the matrix products have finished reading the low-order parts (or third digits) that those of this tile will
+ * overwrite.
  */
 FKV_FN void pf_wait_for_low_parts(fkv_shared s, fkv_u32 tile) {
     fkv_mbarrier_wait(s, pf_mbarrier(PF_K_EMPTY, (int)((tile - PF_LOWS) % PF_STAGES)), (tile - PF_LOWS) / PF_STAGES % 2);

@@ -189,9 +189,6 @@ struct pf_item {
     const fkv_u32 *open_pages;
     fkv_u32 n_open_fixed, n_open_ring;
     fkv_u8 *ring; /* device memory shared between blocks; see prefill_share.h */
-#if FKV_CALIBRATED
-    const fkv_u32 *order; /* channel order of the KV head; see fkv_kernel_orders() */
-#endif
     const fkv_u32 *table;
     fkv_u32 number;     /* index of the query tile in the step table */
     fkv_u32 shared_end; /* the block reads tiles [1, shared_end) from the ring; 1 means none */
@@ -230,9 +227,6 @@ FKV_FN pf_item pf_item_at(const fkv_u8 *pool FKV_OPEN_POOL, const fkv_u32 *table
     x.n_open_fixed = tile[FKV_TILE_OPEN_FIXED];
     x.n_open_ring = tile[FKV_TILE_OPEN_RING];
     x.ring = (fkv_u8 *)ring;
-#if FKV_CALIBRATED
-    x.order = order;
-#endif
     x.table = table;
     x.number = tile_number;
     x.shared_end = x.group_end = 1;
@@ -256,11 +250,12 @@ FKV_FN pf_item pf_item_at(const fkv_u8 *pool FKV_OPEN_POOL, const fkv_u32 *table
 }
 
 #if FKV_CALIBRATED
-/* Stores the channel order of the KV head in shared memory, as an array of 16-bit channel numbers, followed by two 32-bit words:
- * the number of channels with at least 4 bits and the number of channels with 6 bits. Called by all threads. */
-FKV_FN void pf_put_order(fkv_shared s, const pf_item &x) {
-    if (s.index < FKV_D) *(fkv_u16 *)(s.base + PF_AT_ORDER + 2 * s.index) = (fkv_u16)x.order[2 + s.index];
-    if (s.index < 2) *(fkv_u32 *)(s.base + PF_AT_ORDER + 2 * FKV_D + 4 * s.index) = x.order[s.index];
+/* Stores the channel order of the KV head (see fkv_kernel_orders()) in shared memory, as an array of 16-bit channel numbers,
+ * followed by two 32-bit words: the number of channels with at least 4 bits and the number of channels with 6 bits. Called by all
+ * threads. */
+FKV_FN void pf_put_order(fkv_shared s, const fkv_u32 *order) {
+    if (s.index < FKV_D) *(fkv_u16 *)(s.base + PF_AT_ORDER + 2 * s.index) = (fkv_u16)order[2 + s.index];
+    if (s.index < 2) *(fkv_u32 *)(s.base + PF_AT_ORDER + 2 * FKV_D + 4 * s.index) = order[s.index];
     fkv_sync();
 }
 /* Returns the number of channels with at least `bits` bits (4 or 6). */

@@ -657,18 +657,16 @@ FKV_FN void fkv_attend_prefill(fkv_place place, fkv_u32 *shared, const void *q, 
                                const fkv_u32 *table, const float *sink_logits, void *out) {
     fkv_shared s = fkv_shared_make(shared, place.index);
 #if FKV_CALIBRATED
-    const fkv_u32 *orders = order - place.y * FKV_ORDER_WORDS; /* pf_take_number() may assign the block to another KV head */
+    const fkv_u32 given_head = place.y;
 #endif
 #if FKV_SEALED && FKV_PREFILL_SHARERS > 0
     place = pf_take_number(s, place, ring, table);
 #endif
-#if FKV_CALIBRATED
-    order = orders + place.y * FKV_ORDER_WORDS;
-#endif
     pf_item x = pf_item_at((const fkv_u8 *)pool FKV_OPEN_GIVEN, table, place.x, place.y, place.z);
     if (x.n_rows == 0) return;
 #if FKV_CALIBRATED
-    pf_put_order(s, x);
+    /* `order` is that of the given KV head, but pf_take_number() may assign the block to another one */
+    pf_put_order(s, order - given_head * FKV_ORDER_WORDS + place.y * FKV_ORDER_WORDS);
 #endif
     pf_query_rows queries;
     pf_fetch_queries(s, x, q, queries);

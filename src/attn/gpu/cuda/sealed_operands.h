@@ -1,11 +1,16 @@
 /* Matrix operands of sealed pages in decode_sealed.h. The source includes this file after sealed_page.h or narrow_page.h, which
  * define sd_key_bytes(), sd_selectors() and sd_look_up(), and the order of tokens and channels.
  */
+/* Loads the key codes of 32 tokens (part p) into registers. If the part does not exist, nothing is loaded. */
+FKV_FN void sd_take_keys(sd_tile &tile, int p) {
+    if (p < SD_PARTS) sd_take_part(tile.keys, p);
+}
+
 /* Builds the A operand for the tokens i % 2 * 2 and i % 2 * 2 + 1 that the thread handles in part i / 2, and the 32 channels of
  * unit u. In sealed_page.h, thread row r (0 to 7) handles the tokens 4 * r to 4 * r + 3 of a part. */
 FKV_FN void sd_key_operand(const sd_tile &tile, int i, int u, int, fkv_u32 (&a)[4]) {
     FKV_UNROLL
-    for (int k = 0; k < 4; k++) a[k] = sd_key_bytes(tile, i / 2, u, i % 2 * 2 + k % 2, k / 2);
+    for (int k = 0; k < 4; k++) a[k] = sd_key_bytes(tile.keys, i / 2, u, i % 2 * 2 + k % 2, k / 2);
 }
 
 /* Returns the score of the thread's i-th token. `both` is the dot product of the row's 16-bit integers with the token's codes,

@@ -27,7 +27,7 @@ FKV_FN void sd_take(fkv_u32 (&to)[4], FKV_SHARED const fkv_u32 *codes, int p, in
     for (int k = 0; k < 4; k++) to[k] = x.w[k];
 }
 
-#if !FKV_CALIBRATED /* calibrated_page.h implements the same interface for calibrated keys */
+#if !FKV_CALIBRATED /* narrow_page.h and calibrated_page.h implement the same interface for other keys */
 struct sd_tile_keys {
     FKV_SHARED const fkv_u32 *at;         /* address of the thread's first key codes in the warp's buffer */
     fkv_u32 codes[SD_PARTS][SD_UNITS][4]; /* codes of 8 channels, for each token 4 * r + i */
@@ -45,9 +45,9 @@ FKV_FN void sd_take_part(sd_tile_keys &keys, int p) {
     for (int u = 0; u < SD_UNITS; u++) sd_take(keys.codes[p][u], keys.at, p, u);
 }
 
-/* Returns four codes of the thread's token k in part p as bytes: the lower four channels of unit u if `half` is 0, and the upper
- * four if it is 1. */
-FKV_FN fkv_u32 sd_quad_bytes(const sd_tile_keys &keys, int p, int u, int k, int half) {
+/* Returns four codes of the thread's token k in part p as bytes: the lower four channels of the thread's line in unit u if `half`
+ * is 0, and the upper four if it is 1. */
+FKV_FN fkv_u32 sd_key_bytes(const sd_tile_keys &keys, int p, int u, int k, int half) {
     fkv_u32 x = keys.codes[p][u][k];
     return (half == 0 ? x : fkv_shifted_right<4>(x)) & 0x0f0f0f0fu;
 }
@@ -93,12 +93,7 @@ FKV_FN void sd_open_tile(sd_tile &tile, fkv_u32 n, FKV_SHARED fkv_u32 *buffers, 
     }
 }
 
-/* sd_take_keys() loads the key codes of 32 tokens (part p) into registers, and sd_take_values() loads the value codes of 32
- * channels (unit u). If the part or the unit does not exist, nothing is loaded. */
-FKV_FN void sd_take_keys(sd_tile &tile, int p) {
-    if (p < SD_PARTS) sd_take_part(tile.keys, p);
-}
-
+/* Loads the value codes of 32 channels (unit u) into registers. If the unit does not exist, nothing is loaded. */
 FKV_FN void sd_take_values(sd_tile &tile, int u) {
     FKV_UNROLL
     for (int p = 0; p < SD_PARTS && u < SD_UNITS; p++) sd_take(tile.v[p][u], tile.values, p, u);
@@ -128,12 +123,6 @@ FKV_FN void sd_load_values(sd_tile &, const fkv_u8 *block, fkv_u32 slot, FKV_SHA
 
 /* Returns the index at which channel d of a query row is stored in shared memory. */
 FKV_FN fkv_u32 sd_query_place(fkv_u32 d) { return d; }
-
-/* Returns four codes of the thread's token k in part p as bytes: the lower four channels of the thread's line in unit u if `half`
- * is 0, and the upper four if it is 1. */
-FKV_FN fkv_u32 sd_key_bytes(const sd_tile &tile, int p, int u, int k, int half) {
-    return sd_quad_bytes(tile.keys, p, u, k, half);
-}
 
 /* Returns the selectors for sd_look_up(), one nibble per code, for the 8 tokens of part p in channel k of unit u. They are the
  * codes (term 0), or the codes with inverted sign bits (term 1). */

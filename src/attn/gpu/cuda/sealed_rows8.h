@@ -38,8 +38,8 @@ FKV_FN void sd_score(sd_tile &tile, const sd_queries &queries, sd_scores &score)
         int sums[SD_GROUPS][4];
         FKV_UNROLL
         for (int u = 0; u < SD_UNITS; u++) {
-            fkv_u32 lower = sd_key_bytes(tile, i / 4, u, i % 4, 0);
-            fkv_u32 upper = sd_key_bytes(tile, i / 4, u, i % 4, 1);
+            fkv_u32 lower = sd_key_bytes(tile.keys, i / 4, u, i % 4, 0);
+            fkv_u32 upper = sd_key_bytes(tile.keys, i / 4, u, i % 4, 1);
             FKV_UNROLL
             for (int g = 0; g < SD_GROUPS; g++)
                 fkv_mma_signed(sums[g], queries.operand[g][u], lower, upper, u == 0 ? none : sums[g]);

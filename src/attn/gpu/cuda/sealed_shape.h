@@ -28,7 +28,7 @@ constexpr int SD_TILE = 32 * SD_PARTS;
 constexpr int SD_OWN = SD_GROUP * SD_PARTS;            /* tokens per thread */
 constexpr fkv_u32 SD_TURN = FKV_PAGE_TOKENS / SD_TILE; /* tiles per page; one stream processes all tiles of a page */
 
-/* Number of parts by which loads of keys into registers run ahead of their use. */
+/* Number of parts by which keys are loaded into registers ahead of their use. */
 constexpr int SD_K_AHEAD = FKV_CALIBRATED ? 0 : 1;
 
 /* Number of dwords of key codes that a thread loads per token. A dword holds eight 4-bit codes or 16 narrower codes (without

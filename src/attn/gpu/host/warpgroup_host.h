@@ -184,13 +184,12 @@ FKV_FN void fkv_mbarrier_wait(fkv_shared, fkv_u32 at, fkv_u32 phase) {
 
 /* Bulk copies. Without a sanitizer, they run as late as possible, when all lanes wait, so that a missing wait is noticed. On the
  * device, the mbarrier waits for as many bytes as fkv_bulk_copy_begin() announced, so the copies must have this size. */
-static thread_local fkv_u32 fkv_host_announced;
+static thread_local fkv_u32 fkv_host_announced; /* announced bytes that have not been copied yet */
 
 FKV_FN void fkv_bulk_copy_begin(fkv_shared, fkv_u32, fkv_u32 bytes) { fkv_host_announced = bytes; }
-/* fkv_bulk_copy() subtracts the size of each copy. */
 FKV_FN void fkv_host_check_announced() {
     if (fkv_host_announced == 0) return;
-    fprintf(stderr, "the bulk copies are %d bytes smaller than announced\n", (int)fkv_host_announced);
+    fprintf(stderr, "the size of the bulk copies differs from the announced size by %d bytes\n", (int)fkv_host_announced);
     abort();
 }
 #ifdef FKV_HOST_THREADS
